@@ -1,0 +1,1 @@
+"""One device: a light supervisor and the worker that trains a stage."""

@@ -1,0 +1,1 @@
+"""What computes: one protocol, several engines."""

@@ -1,0 +1,1 @@
+"""The light process of a device: telemetry, last will, worker processes."""

@@ -1,0 +1,1 @@
+"""Model import, planning, job control and the command line."""

@@ -1,0 +1,1 @@
+"""The asteroid command, one file a verb."""

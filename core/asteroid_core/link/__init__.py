@@ -1,0 +1,1 @@
+"""How it gets there: MQTT through paho, and an in-process broker."""
