@@ -91,7 +91,7 @@ TABLE: tuple[Topic, ...] = (
           "what the command line asks for: submit, stop, resume, list"),
     Topic("coordinator_answer", "coordinator/answer/<client>", "Answer", 1, False, _C, _O,
           "answer to a request, with the same id"),
-    Topic("job_spec", "jobs/<job>/spec", "JobSpec", 1, True, _C, _E,
+    Topic("job_spec", "jobs/<job>/spec", "JobSpecMessage", 1, True, _C, _E,
           "what was asked for"),
     Topic("job_plan", "jobs/<job>/plan", "PlanSummary", 1, True, _C, _E,
           "the plan in force: stages, devices, shares, memory, predicted round time"),

@@ -1,0 +1,331 @@
+"""Every control message: frozen pydantic models with a schema version, JSON under 16 kB.
+
+Unknown fields: kept out of what we publish (models forbid them when built), ignored when read from the wire, so that a
+newer peer of the same protocol may add some. ``decode`` is the one place that says so.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError
+
+from asteroid_core import PROTOCOL, __version__
+from asteroid_core.costs import Costs
+from asteroid_core.errors import WireError
+from asteroid_core.plan import Frozen, Plan
+from asteroid_core.spec import JobSpec, OptimizerSpec, TrainSpec
+
+MAX_BYTES = 16 * 1024
+"""Control payloads stay below this, so that every viewer shows them."""
+
+
+class Message(Frozen):
+    """Base of all control messages."""
+
+    schema_version: int = Field(default=1, alias="schema")
+
+    model_config = Frozen.model_config | {"populate_by_name": True, "serialize_by_alias": True}
+
+
+AgentState = Literal["init", "ready", "training", "draining", "offline", "lost"]
+WorkerState = Literal["starting", "loading", "ready", "running", "paused", "done", "failed", "exited", "lost"]
+
+
+class AgentStatus(Message):
+    """Birth and last will of a supervisor. A ``lost`` counts only if its connection id is that of the last birth."""
+
+    agent: str
+    state: AgentState
+    connection: str
+    reason: str = ""
+    protocol: int = PROTOCOL
+
+
+class Accelerator(Frozen):
+    """A device that computes beside the processor."""
+
+    kind: str
+    name: str = ""
+    memory_mb: int | None = None
+
+
+class AgentInfo(Message):
+    """What a device is and what its owner lends."""
+
+    agent: str
+    model: str | None = None
+    architecture: str = ""
+    cores: float
+    memory_mb: int
+    budget_mb: int
+    scratch_mb: int = 0
+    accelerators: tuple[Accelerator, ...] = ()
+    backends: dict[str, str] = Field(default_factory=dict)
+    asteroid: str = __version__
+    protocol: int = PROTOCOL
+    python: str = ""
+    os: str = ""
+
+
+class Telemetry(Message):
+    """How a device feels; null where a probe does not exist or failed."""
+
+    agent: str
+    uptime_s: float | None = None
+    cpu_percent: float | None = None
+    load1: float | None = None
+    memory_total_mb: float | None = None
+    memory_available_mb: float | None = None
+    swap_used_mb: float | None = None
+    temperature_c: float | None = None
+    throttled: bool | None = None
+    power_w: float | None = None
+    net_rx_bytes: float | None = None
+    net_tx_bytes: float | None = None
+    gpu_percent: float | None = None
+    gpu_memory_used_mb: float | None = None
+
+
+class Command(Message):
+    """What the coordinator asks of a device.
+
+    ``prepare`` starts (or keeps) a worker for a job, ``profile`` one that measures layers, ``stop`` ends the worker.
+    """
+
+    id: str
+    verb: Literal["prepare", "profile", "stop", "leave"]
+    job: str = ""
+    generation: int = 0
+    model: str = ""
+    session: str = ""
+    """the coordinator's start; a worker of an older one is replaced"""
+
+
+class Reply(Message):
+    """Answer to a command."""
+
+    id: str
+    agent: str
+    ok: bool
+    reason: str = ""
+
+
+class WorkerStatus(Message):
+    """Birth and last will of a worker."""
+
+    agent: str
+    job: str
+    state: WorkerState
+    connection: str
+    generation: int = 0
+    reason: str = ""
+
+
+class Report(Message):
+    """What a worker tells the coordinator while it trains."""
+
+    agent: str
+    job: str
+    generation: int
+    kind: Literal["round", "validation", "late", "failed", "finished"]
+    round: int
+    loss: float | None = None
+    """sum over this device's samples, already divided by the mini-batch's normaliser"""
+    correct: float | None = None
+    counted: float | None = None
+    seconds: float = 0.0
+    busy_s: float = 0.0
+    wait_s: float = 0.0
+    peak_alive: int = 0
+    memory_mb: float | None = None
+    reason: str = ""
+
+
+class ProfilePart(Message):
+    """A numbered part of a device's measured layer profile (JSON text, cut)."""
+
+    agent: str
+    model: str
+    part: int
+    parts: int
+    text: str
+
+
+class CoordinatorStatus(Message):
+    """Birth and last will of the coordinator."""
+
+    state: Literal["online", "offline", "lost"]
+    connection: str
+    session: str = ""
+    asteroid: str = __version__
+    protocol: int = PROTOCOL
+
+
+class Request(Message):
+    """What the command line asks the coordinator for."""
+
+    id: str
+    verb: Literal["submit", "plan", "profile", "stop", "resume", "jobs", "status", "export", "shutdown"]
+    job: str = ""
+    spec: JobSpec | None = None
+    options: dict[str, str] = Field(default_factory=dict)
+
+
+class Answer(Message):
+    """Answer to a request; ``what`` and ``remedy`` are sentences if it failed."""
+
+    id: str
+    ok: bool
+    exit_code: int = 0
+    what: str = ""
+    remedy: str = ""
+    job: str = ""
+    data: dict[str, Any] = Field(default_factory=dict)
+
+
+class JobSpecMessage(Message):
+    """What was asked for."""
+
+    job: str
+    spec: JobSpec
+
+
+class DeviceMemory(Frozen):
+    """Memory that the plan accounts for on one device, beside what its owner lends."""
+
+    device: str
+    need_mb: float
+    budget_mb: float
+
+
+class PlanSummary(Message):
+    """The plan in force."""
+
+    job: str
+    plan: Plan
+    layers: int
+    memory: tuple[DeviceMemory, ...] = ()
+    costs: Costs | None = None
+    text: str = ""
+
+
+JobPhase = Literal[
+    "new",
+    "profiling",
+    "planning",
+    "preparing",
+    "running",
+    "halting",
+    "finishing",
+    "done",
+    "failed",
+    "stopped",
+    "paused",
+]
+
+
+class JobState(Message):
+    """Where a job is."""
+
+    job: str
+    phase: JobPhase
+    generation: int = 0
+    rounds: int = 0
+    completed: int = 0
+    """rounds that every worker has stepped"""
+    durable: int = 0
+    """rounds that a checkpoint holds"""
+    start_round: int = 0
+    reason: str = ""
+    remedy: str = ""
+    exit_code: int = 0
+    model_file: str = ""
+
+
+class Assignment(Message):
+    """What one device does in one generation."""
+
+    job: str
+    agent: str
+    plan: Plan
+    stage: int
+    train: TrainSpec
+    optimizer: OptimizerSpec
+    program_sha256: str
+    program_bytes: int
+    state_sha256: str
+    state_bytes: int
+    start_round: int
+    rounds: int
+    samples: int
+    """samples of the training split"""
+    validation: int
+    """samples of the validation split"""
+    checkpoint_every: int
+    data_owner: str
+    backend: str = "torch"
+
+
+class Metrics(Message):
+    """One round, or the validation after it."""
+
+    job: str
+    round: int
+    rounds: int
+    kind: Literal["train", "validation"]
+    loss: float | None
+    accuracy: float | None = None
+    samples_per_s: float | None = None
+    seconds: float | None = None
+    eta_s: float | None = None
+    busy: dict[str, float] = Field(default_factory=dict)
+    """device: part of the round that it computed"""
+
+
+class Event(Message):
+    """One line of a job's story."""
+
+    job: str
+    seq: int
+    at: float
+    """seconds since 1970, by the coordinator's clock; for people, nothing decides by it"""
+    kind: str
+    text: str
+    data: dict[str, Any] = Field(default_factory=dict)
+
+
+M = TypeVar("M", bound=Message)
+
+
+def encode(message: Message) -> bytes:
+    """Return the JSON of a message; ValueError if it is too long for a control topic."""
+    data = message.model_dump_json(by_alias=True, exclude_none=False).encode()
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"{type(message).__name__} of {len(data)} bytes is over the limit of {MAX_BYTES}")
+    return data
+
+
+def decode(model: type[M], data: bytes) -> M:
+    """Read a message from the wire; fields that this release does not know are ignored.
+
+    Raises:
+        WireError: too long, not JSON, or not this message; the sentence names the first thing that is wrong.
+    """
+    if len(data) > MAX_BYTES:
+        raise WireError(f"{model.__name__} of {len(data)} bytes is over the limit of {MAX_BYTES}.")
+    try:
+        raw = json.loads(data)
+        if not isinstance(raw, dict):
+            raise WireError(f"{model.__name__} is not a JSON object.")
+        return model.model_validate(_known(model, raw))
+    except (ValueError, RecursionError, ValidationError) as error:
+        text = str(error.errors()[0]["msg"]) if isinstance(error, ValidationError) else str(error)
+        where = ".".join(map(str, error.errors()[0]["loc"])) if isinstance(error, ValidationError) else ""
+        raise WireError(f"{model.__name__} cannot be read: {where} {text}".strip()) from None
+
+
+def _known(model: type[BaseModel], raw: dict[str, Any]) -> dict[str, Any]:
+    names = set(model.model_fields) | {f.alias for f in model.model_fields.values() if f.alias}
+    return {k: v for k, v in raw.items() if k in names}
