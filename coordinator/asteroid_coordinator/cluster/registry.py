@@ -47,7 +47,7 @@ class Found:
 
 @dataclass
 class Registry:
-    """All devices by name. A last will counts only if its connection is that of the last birth, whatever the clocks say."""
+    """All devices by name. A last will counts only if its connection is that of the last birth."""
 
     devices: dict[str, Device] = field(default_factory=dict)
 
