@@ -1,0 +1,175 @@
+"""Where the broker is and where state lies: command line before environment before settings file before defaults."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from asteroid_core.errors import InputError
+from asteroid_core.plan import Frozen
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PORT = 1883
+TLS_PORT = 8883
+_CREDENTIAL = "mqtt.password"
+"""Name of the systemd credential (``LoadCredential=mqtt.password:...``) that is read before any password file."""
+
+
+class Settings(Frozen):
+    """What the command line and the coordinator need to begin.
+
+    Attributes:
+        host: name or address of the broker.
+        port: its TCP port.
+        username: MQTT user, if the broker wants one.
+        password_file: file with the password on its first line.
+        ca: certificate authority of the broker (PEM); turns TLS on.
+        state_dir: jobs, events, checkpoints and exported models.
+        link_bytes_per_s: take this link speed instead of measuring it.
+    """
+
+    host: str = "localhost"
+    port: int = Field(default=PORT, ge=1, le=65535)
+    username: str | None = None
+    password_file: Path | None = None
+    ca: Path | None = None
+    state_dir: Path = Field(default_factory=lambda: default_state_dir(os.environ))
+    link_bytes_per_s: float | None = Field(default=None, gt=0)
+
+    @property
+    def address(self) -> str:
+        """``host:port``, for sentences."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def password(self, environ: Mapping[str, str] = os.environ) -> str | None:
+        """Read the password: systemd's credential first, then the password file.
+
+        Raises:
+            InputError: the file cannot be read.
+        """
+        path = self.password_file
+        if directory := environ.get("CREDENTIALS_DIRECTORY"):
+            credential = Path(directory) / _CREDENTIAL
+            path = credential if credential.is_file() else path
+        if path is None:
+            return None
+        try:
+            return path.read_text().split("\n", 1)[0].strip("\r")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(
+                f"The password file {path} cannot be read: {error}.",
+                "Give a readable file with --password-file; its first line is the password.",
+            ) from None
+
+
+def default_state_dir(environ: Mapping[str, str]) -> Path:
+    """systemd's state directory, else ``$ASTEROID_STATE_DIR``, else the user's own one (XDG)."""
+    if given := environ.get("ASTEROID_STATE_DIR"):
+        return Path(given)
+    if service := environ.get("STATE_DIRECTORY"):
+        return Path(service.split(":")[0])
+    base = environ.get("XDG_STATE_HOME") or str(Path(environ.get("HOME", "/")) / ".local" / "state")
+    return Path(base) / "asteroid"
+
+
+def default_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """Settings files in order of preference; the first one that exists is read."""
+    base = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME", "/")) / ".config")
+    return (Path(base) / "asteroid" / "cli.toml", Path("/etc/asteroid/coordinator.toml"))
+
+
+def parse_address(text: str, default_port: int = PORT) -> tuple[str, int]:
+    """Split ``host``, ``host:port``, ``[v6]:port`` or ``mqtt://host:port``.
+
+    Raises:
+        InputError: no host, or a port that is no port.
+    """
+    rest = text.strip()
+    for scheme, port in (("mqtt://", PORT), ("mqtts://", TLS_PORT)):
+        if rest.startswith(scheme):
+            rest, default_port = rest.removeprefix(scheme).rstrip("/"), port
+    if rest.startswith("["):
+        host, _, tail = rest[1:].partition("]")
+        port_text = tail.removeprefix(":")
+    elif rest.count(":") > 1:
+        host, port_text = rest, ""
+    else:
+        host, _, port_text = rest.partition(":")
+    if not host or any(c.isspace() or c == "/" for c in host) or (port_text and not port_text.isdecimal()):
+        raise InputError(f"{text!r} is not a broker address.", "Write host or host:port, for example broker.lan:1883.")
+    number = int(port_text) if port_text else default_port
+    if not 1 <= number <= 65535:
+        raise InputError(f"{number} is not a TCP port.", "Write host:port with a port of 1 to 65535.")
+    return host, number
+
+
+def load_settings(
+    *,
+    broker: str | None = None,
+    username: str | None = None,
+    password_file: Path | None = None,
+    ca: Path | None = None,
+    state_dir: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+    files: Sequence[Path] | None = None,
+) -> Settings:
+    """Put the settings together; what is given here wins over the environment, that over the first settings file.
+
+    Raises:
+        InputError: names the file or the value that is wrong.
+    """
+    raw: dict[str, Any] = {}
+    where = "settings"
+    for path in default_files(environ) if files is None else files:
+        if path.is_file():
+            raw, where = _read(path), str(path)
+            break
+    address = broker or environ.get("ASTEROID_BROKER")
+    if username is None:
+        username = environ.get("ASTEROID_USERNAME") or None
+    if password_file is None and environ.get("ASTEROID_PASSWORD_FILE"):
+        password_file = Path(environ["ASTEROID_PASSWORD_FILE"])
+    if ca is None and environ.get("ASTEROID_CA"):
+        ca = Path(environ["ASTEROID_CA"])
+    if state_dir is None and ("ASTEROID_STATE_DIR" in environ or "state_dir" not in raw):
+        state_dir = default_state_dir(environ)
+    given = {"username": username, "password_file": password_file, "ca": ca, "state_dir": state_dir}
+    raw.update({key: value for key, value in given.items() if value is not None})
+    if address:
+        raw["host"], raw["port"] = parse_address(address, TLS_PORT if raw.get("ca") else PORT)
+    elif raw.get("ca"):
+        raw.setdefault("port", TLS_PORT)
+    try:
+        settings = Settings.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(p) for p in first["loc"])
+        raise InputError(
+            f"{where}: {place}: {first['msg']}.", "See docs/cli.md for the fields of a settings file."
+        ) from None
+    if settings.ca is not None and not settings.ca.is_file():
+        raise InputError(f"There is no certificate file {settings.ca}.", "Give the broker's CA (PEM) with --ca.")
+    return settings
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Fields of a settings file; those of the table ``[broker]`` may also stand at the top."""
+    try:
+        raw = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"The settings file {path} cannot be read: {error}.", "Mend it or move it away.") from None
+    table = raw.pop("broker", {})
+    if not isinstance(table, dict):
+        raise InputError(
+            f"{path}: broker is not a table.", 'Write [broker] and below it host = "broker.lan" and port = 1883.'
+        )
+    return {**raw, **table}
