@@ -151,7 +151,8 @@ def _make_plan(job: Job) -> MakePlan:
 
 def _planned(job: Job, event: Planned) -> Answer:
     plan = event.plan
-    if job.phase != "planning" or plan.generation != job.generation + 1:
+    left_out = {name for name, _ in job.excluded}
+    if job.phase != "planning" or plan.generation != job.generation + 1 or left_out & set(plan.devices):
         return job, []
     job = replace(job, plan=plan, generation=plan.generation, ready=frozenset(), reported=(), finished=frozenset())
     said = Say("planned", f"plan {plan.generation}: {plan.describe()}")
@@ -162,7 +163,8 @@ def _planned(job: Job, event: Planned) -> Answer:
 
 
 def _worker(job: Job, event: WorkerMoved) -> Answer:
-    if job.plan is None or event.agent not in job.plan.devices or job.phase not in ("preparing", "running"):
+    plan = job.plan
+    if plan is None or event.agent not in plan.devices or job.phase not in ("preparing", "running"):
         return job, []
     if event.state in _GONE:
         return _gone(job, event.agent, event.reason or f"its worker is {event.state}")
@@ -172,8 +174,8 @@ def _worker(job: Job, event: WorkerMoved) -> Answer:
         return job, [SendProgram(event.agent)]
     if event.state == "ready" and job.phase == "preparing":
         job = replace(job, ready=job.ready | {event.agent})
-        if job.ready == frozenset(job.plan.devices):
-            said = Say("running", f"round {job.start_round} begins on {len(job.plan.devices)} devices")
+        if job.ready == frozenset(plan.devices):
+            said = Say("running", f"round {job.start_round} begins on {len(plan.devices)} devices")
             return replace(job, phase="running"), [said, Feed(job.start_round)]
     return job, []
 
@@ -213,8 +215,8 @@ def _end(job: Job) -> Answer:
 def _gone(job: Job, device: str, reason: str) -> Answer:
     if job.phase not in ACTIVE:
         return job, []
-    takes_part = job.plan is not None and device in job.plan.devices
-    if not takes_part and job.phase in ("preparing", "running"):
+    in_use = job.plan.devices if job.plan is not None and job.phase in ("preparing", "running") else None
+    if in_use is not None and device not in in_use:
         return job, []
     job = replace(job, excluded=(*(x for x in job.excluded if x[0] != device), (device, reason)))
     said = Say("device-lost", f"{device} is lost: {reason}", {"device": device})
