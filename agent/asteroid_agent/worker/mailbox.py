@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from asteroid_core.program import Port
+
 from asteroid_core.errors import WireError
 from asteroid_core.plan import Plan
-from asteroid_core.program import Port
 from asteroid_core.routing import clip, incoming, outgoing
 from asteroid_core.schedule import Op
 from asteroid_core.wire.tensor import Kind, Tag

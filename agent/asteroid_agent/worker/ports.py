@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from asteroid_core.link.base import Received
+
 from asteroid_core.wire.tensor import Tag, Tensor
 
 __all__ = ["Received", "TensorPort"]

@@ -8,25 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
+from asteroid_core.program import StageProgram
+from asteroid_core.rounds import RoundPlan, passes, validation_micros
 
 from asteroid_agent.backend.base import Backend, SampleKeys, Scores
-from asteroid_agent.worker.mailbox import Expected, Expectations, Mailbox, PassKey
+from asteroid_agent.worker.mailbox import Expectations, Expected, Mailbox, PassKey
+from asteroid_agent.worker.pieces import join, rows
+from asteroid_agent.worker.ports import Received, TensorPort
 from asteroid_core.clock import Clock
 from asteroid_core.errors import WireError
 from asteroid_core.optim import clip_scale, learning_rate
-from asteroid_core.program import StageProgram
 from asteroid_core.reduce import add_in_order, slices
 from asteroid_core.routing import clip, incoming, outgoing
-from asteroid_core.rounds import RoundPlan, passes, validation_micros
 from asteroid_core.schedule import WAITS, Instruction, Op, forward_schedule, schedule
 from asteroid_core.walker import ScheduleWalker
 from asteroid_core.wire.messages import Assignment, Report
-from asteroid_core.wire.tensor import Kind, Tag, Tensor, from_numpy, to_numpy
-
-from asteroid_agent.worker.ports import Received, TensorPort
+from asteroid_core.wire.tensor import Kind, Tag, Tensor
 
 ALL = "all"
 """Stage name of a multicast to every worker of the job."""
@@ -73,9 +74,7 @@ class StageRunner:
         self._me = assignment.agent
         self._stage = self._plan.stages[assignment.stage]
         self._program = program
-        self._expect = Expectations(
-            self._plan, self._me, program.inputs, program.outputs, assignment.data_owner
-        )
+        self._expect = Expectations(self._plan, self._me, program.inputs, program.outputs, assignment.data_owner)
         self._mail: Mailbox[Received] = Mailbox()
         self._rounds = RoundPlan(
             samples=assignment.samples,
@@ -163,8 +162,9 @@ class StageRunner:
     # Waiting
 
     def _await(self, item: Instruction) -> None:
-        rows = self._rows[item.number] if item.op in (Op.RECV_ACT, Op.RECV_TARGET, Op.RECV_GRAD) else 0  # type: ignore[index]
-        expected = self._expect.parts(item.op, item.number, rows)
+        of_micro = item.op in (Op.RECV_ACT, Op.RECV_TARGET, Op.RECV_GRAD)
+        samples = self._rows[item.number] if of_micro and item.number is not None else 0
+        expected = self._expect.parts(item.op, item.number, samples)
         begin = self._clock.now()
         while not self._mail.complete(self._key, item.op, item.number, expected):
             self._control()
@@ -187,13 +187,13 @@ class StageRunner:
         elif item.op is Op.RECV_GRAD:
             self._grad_outputs[number] = _join(parts)
         elif item.op is Op.RECV_TARGET:
-            self._targets[number] = (parts[0][1].tensor, float(to_numpy(parts[1][1].tensor)[0]))
+            self._targets[number] = (parts[0][1].tensor, float(_floats(parts[1][1].tensor)[0]))
         elif item.op is Op.RECV_SHARD:
             self._add_shards(number, parts)
         elif item.op is Op.RECV_SUM:
             self._gather(number, parts)
         elif item.op is Op.RECV_VOTES:
-            norms = {want.source: float(to_numpy(part.tensor)[0]) for want, part in parts} | {self._me: self._norms[0]}
+            norms = {want.source: float(_floats(part.tensor)[0]) for want, part in parts} | {self._me: self._norms[0]}
             self._norms = [norms[stage.leader] for stage in self._plan.stages]
 
     # Computing
@@ -211,9 +211,7 @@ class StageRunner:
             self._outputs[micro] = self._backend.forward(micro, inputs, train=train, samples=samples)
         else:
             target, normaliser = self._targets.pop(micro)
-            self._scores += self._backend.forward_loss(
-                micro, inputs, target, normaliser, train=train, samples=samples
-            )
+            self._scores += self._backend.forward_loss(micro, inputs, target, normaliser, train=train, samples=samples)
 
     def _backward(self, micro: int) -> None:
         self._gradients[micro] = self._backend.backward(micro, self._grad_outputs.pop(micro, None))
@@ -229,7 +227,7 @@ class StageRunner:
                 self._link.send(
                     path.target if forward else path.source,
                     self._tag(kind, micro, index),
-                    tensor.rows(path.lo - lo, path.hi - lo),
+                    rows(tensor, path.lo - lo, path.hi - lo),
                 )
 
     # End of the round
@@ -243,15 +241,17 @@ class StageRunner:
         self._vectors[group] = vector
         for member, (lo, hi) in zip(members, slices(len(vector), len(members)), strict=True):
             if member != self._me:
-                self._link.send(member, self._tag(Kind.REDUCE, group), from_numpy(vector[lo:hi]))
+                self._link.send(member, self._tag(Kind.REDUCE, group), Tensor.of_numpy(vector[lo:hi]))
 
     def _add_shards(self, group: int, parts: list[tuple[Expected, Received]]) -> None:
         members, vector = self._groups[group], self._vectors[group]
         lo, hi = slices(len(vector), len(members))[members.index(self._me)]
-        have = {want.source: to_numpy(part.tensor) for want, part in parts} | {self._me: vector[lo:hi]}
+        have = {want.source: _floats(part.tensor) for want, part in parts} | {self._me: vector[lo:hi]}
         for source, piece in have.items():
             if piece.shape != (hi - lo,) or piece.dtype != vector.dtype:
-                raise WireError(f"{source} sent a gradient slice of {piece.shape} {piece.dtype}, expected {(hi - lo,)}.")
+                raise WireError(
+                    f"{source} sent a gradient slice of {piece.shape} {piece.dtype}, expected {(hi - lo,)}."
+                )
         self._sums[group] = add_in_order([have[m] for m in members])
 
     def _reduce(self, group: int) -> None:
@@ -262,11 +262,11 @@ class StageRunner:
     def _send_sum(self, group: int) -> None:
         others = [m for m in self._groups[group] if m != self._me]
         name = f"stage{self._a.stage}" if group == 0 else f"tie{group}"
-        self._link.multicast(name, others, self._tag(Kind.GATHER, group), from_numpy(self._sums[group]))
+        self._link.multicast(name, others, self._tag(Kind.GATHER, group), Tensor.of_numpy(self._sums[group]))
 
     def _gather(self, group: int, parts: list[tuple[Expected, Received]]) -> None:
         members, vector = self._groups[group], self._vectors.pop(group)
-        have = {want.source: to_numpy(part.tensor) for want, part in parts} | {self._me: self._sums.pop(group)}
+        have = {want.source: _floats(part.tensor) for want, part in parts} | {self._me: self._sums.pop(group)}
         pieces = [have[m] for m in members]
         for member, piece, (lo, hi) in zip(members, pieces, slices(len(vector), len(members)), strict=True):
             if piece.shape != (hi - lo,) or piece.dtype != vector.dtype:
@@ -286,7 +286,7 @@ class StageRunner:
         self._norms = [norm]
         others = [d for d in self._plan.devices if d != self._me]
         if others:
-            self._link.multicast(ALL, others, self._tag(Kind.VOTE, 0), from_numpy(np.array([norm])))
+            self._link.multicast(ALL, others, self._tag(Kind.VOTE, 0), Tensor.of_numpy(np.array([norm])))
 
     def _step(self) -> None:
         rate = learning_rate(self._a.optimizer, self._key.round, self._a.rounds)
@@ -325,11 +325,15 @@ class StageRunner:
         )
 
 
+def _floats(tensor: Tensor) -> npt.NDArray[np.floating]:
+    if tensor.dtype not in ("float32", "float64"):
+        raise WireError(f"A reduction of type {tensor.dtype} came, expected float32 or float64.")
+    return cast("npt.NDArray[np.floating]", tensor.numpy())
+
+
 def _check(want: Expected, part: Received, item: Instruction) -> None:
     tensor = part.tensor
-    if want.port is not None and (
-        tensor.dtype != want.port.dtype or tensor.shape != (want.rows, *want.port.shape)
-    ):
+    if want.port is not None and (tensor.dtype != want.port.dtype or tensor.shape != (want.rows, *want.port.shape)):
         raise WireError(
             f"{want.source} sent {tensor.dtype}{list(tensor.shape)} for {item} {want.port.name}, "
             f"expected {want.port.dtype}{[want.rows, *want.port.shape]}."
@@ -343,4 +347,4 @@ def _join(parts: list[tuple[Expected, Received]]) -> list[Tensor]:
     by_index: dict[int, list[Tensor]] = {}
     for want, part in parts:
         by_index.setdefault(want.index, []).append(part.tensor)
-    return [Tensor.join(pieces) for _, pieces in sorted(by_index.items())]
+    return [join(pieces) for _, pieces in sorted(by_index.items())]
