@@ -54,6 +54,7 @@ class StageRunner:
         report: tells the coordinator.
         snapshot: called by a stage's leader with the number of completed rounds when a checkpoint is due.
         clock: time.
+        resident_mb: memory of the process, for the report.
     """
 
     def __init__(
@@ -67,7 +68,9 @@ class StageRunner:
         report: Callable[[Report], None],
         snapshot: Callable[[int], None],
         clock: Clock,
+        resident_mb: Callable[[], float | None],
     ) -> None:
+        self._resident_mb = resident_mb
         self._a, self._backend, self._link = assignment, backend, link
         self._control, self._report, self._snapshot, self._clock = control, report, snapshot, clock
         self._plan = assignment.plan
@@ -319,7 +322,7 @@ class StageRunner:
                     "busy_s": self._time.busy,
                     "wait_s": self._time.wait,
                     "peak_alive": self._walker.peak,
-                    "memory_mb": self._link.resident_mb(),
+                    "memory_mb": self._resident_mb(),
                 }
             )
         )

@@ -15,7 +15,7 @@ from asteroid_core import PROTOCOL, __version__
 from asteroid_core.costs import Costs
 from asteroid_core.errors import WireError
 from asteroid_core.plan import Frozen, Plan
-from asteroid_core.spec import JobSpec, OptimizerSpec, TrainSpec
+from asteroid_core.spec import DataSpec, JobSpec, OptimizerSpec, TrainSpec
 
 MAX_BYTES = 16 * 1024
 """Control payloads stay below this, so that every viewer shows them."""
@@ -265,7 +265,11 @@ class Assignment(Message):
     """samples of the validation split"""
     checkpoint_every: int
     data_owner: str
+    data: DataSpec | None = None
+    """only for the device that owns the data"""
     backend: str = "torch"
+    session: str = ""
+    """the coordinator's start that gave it"""
 
 
 class Metrics(Message):

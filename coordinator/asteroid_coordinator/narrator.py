@@ -1,0 +1,73 @@
+"""Tells the story of a job: states, events and metrics on its topics, events also into the store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from asteroid_coordinator.job.state import Job
+from asteroid_coordinator.store import Store
+from asteroid_core.wire import topics
+from asteroid_core.wire.messages import Event, JobState, Message, Metrics, encode
+
+Publish = Callable[[str, bytes, bool], None]
+"""Topic, payload, retained."""
+
+
+class Narrator:
+    """Publishes what happens to one job; remembers its retained messages so that they can be published again."""
+
+    def __init__(self, job: str, store: Store, publish: Publish) -> None:
+        self._job, self._store, self._publish = job, store, publish
+        self._retained: dict[str, bytes] = {}
+        self.state = JobState(job=job, phase="new")
+
+    def keep(self, key: str, message: Message, **fields: str) -> None:
+        """Publish a retained message of this job."""
+        topic = topics.build(key, job=self._job, **fields)
+        self._retained[topic] = encode(message)
+        self._publish(topic, self._retained[topic], True)
+
+    def drop(self, key: str, **fields: str) -> None:
+        """Take a retained message back."""
+        topic = topics.build(key, job=self._job, **fields)
+        if self._retained.pop(topic, None) is not None:
+            self._publish(topic, b"", True)
+
+    def again(self) -> None:
+        """Publish everything retained once more: the broker has lost its session."""
+        for topic, payload in self._retained.items():
+            self._publish(topic, payload, True)
+
+    def tell_state(self, job: Job, model_file: str = "") -> None:
+        """Publish where the job is, if that is new, and keep it in the store."""
+        state = JobState(
+            job=job.name,
+            phase=job.phase,
+            generation=job.generation,
+            rounds=job.rounds,
+            completed=job.completed,
+            durable=job.durable,
+            start_round=job.start_round,
+            reason=job.reason,
+            remedy=job.remedy,
+            exit_code=job.exit_code,
+            model_file=model_file or self.state.model_file,
+        )
+        if state != self.state:
+            self.state = state
+            self._store.set_snapshot(job.name, state.model_dump_json(by_alias=True))
+            self.keep("job_state", state)
+
+    def event(self, kind: str, text: str, data: Mapping[str, Any] | None = None) -> None:
+        """Write down and publish one line."""
+        at = time.time()
+        body = {"kind": kind, "text": text, "at": at, "data": dict(data or {})}
+        seq = self._store.append(self._job, body)
+        message = Event(job=self._job, seq=seq, at=at, kind=kind, text=text, data=dict(data or {}))
+        self._publish(topics.build("job_events", job=self._job), encode(message), False)
+
+    def metrics(self, message: Metrics) -> None:
+        """Publish one round's figures."""
+        self._publish(topics.build("job_metrics", job=self._job), encode(message), False)

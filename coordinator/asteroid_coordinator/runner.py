@@ -1,0 +1,456 @@
+"""One job's thread: takes events from its inbox, asks ``job.decide`` what to do, does it.
+
+The only place where a job touches the model, the data, the store, the broker. It owns the job's state; everybody else
+only puts events into ``inbox``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import load as load_safetensors
+from safetensors.numpy import save as save_safetensors
+
+from asteroid_coordinator import checkpoint
+from asteroid_coordinator.cluster.registry import Registry
+from asteroid_coordinator.job.decide import decide
+from asteroid_coordinator.job.state import (
+    ENDED,
+    Broken,
+    Checkpointed,
+    Effect,
+    Export,
+    Feed,
+    Import,
+    Imported,
+    Job,
+    JobEvent,
+    Late,
+    MakePlan,
+    Mode,
+    Planned,
+    Prepare,
+    Profile,
+    Profiled,
+    Release,
+    RoundDone,
+    Say,
+    SendProgram,
+    StopFeed,
+    Submitted,
+    WorkerFinished,
+)
+from asteroid_coordinator.narrator import Narrator
+from asteroid_coordinator.planner import plan_job
+from asteroid_coordinator.profiling import Profiler
+from asteroid_coordinator.scoreboard import Scoreboard
+from asteroid_core.errors import AsteroidError, InputError
+from asteroid_core.feeding import Feeder
+from asteroid_core.ids import COORDINATOR
+from asteroid_core.link.base import TensorLink
+from asteroid_core.plan import Plan
+from asteroid_core.rounds import passes
+from asteroid_core.spec import JobSpec
+from asteroid_core.wire.messages import (
+    Assignment,
+    Command,
+    DeviceMemory,
+    JobSpecMessage,
+    PlanSummary,
+    Report,
+)
+from asteroid_core.wire.tensor import Kind, Tag, Tensor
+
+if TYPE_CHECKING:
+    from asteroid_coordinator.importing import Imports
+    from asteroid_coordinator.store import Store
+
+log = logging.getLogger(__name__)
+
+READY_S = 120.0
+"""Time that workers have to load their stage and pass the known-answer test."""
+
+Arrays = Mapping[str, npt.NDArray[np.generic]]
+
+
+@dataclass(frozen=True)
+class StatePart:
+    """A stage's state, as its leader sent it."""
+
+    source: str
+    generation: int
+    rounds: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Shell:
+    """What a job needs of the service around it."""
+
+    session: str
+    store: Store
+    directory: Path
+    registry: Registry
+    publish: Callable[[str, bytes, bool], None]
+    command: Callable[[str, Command], None]
+    open_link: Callable[[str], TensorLink]
+    profiler: Callable[[], Profiler]
+
+
+@dataclass
+class _Programs:
+    """What the workers of one generation are sent."""
+
+    program: dict[int, bytes] = field(default_factory=dict)
+    state: dict[int, bytes] = field(default_factory=dict)
+
+
+class JobRunner(threading.Thread):
+    """Runs one job from submission to its end."""
+
+    def __init__(self, spec: JobSpec, mode: Mode, shell: Shell, generation: int = 0, resume: bool = False) -> None:
+        super().__init__(name=f"job-{spec.name}", daemon=True)
+        self.spec, self._shell = spec, shell
+        self.inbox: queue.Queue[JobEvent | StatePart | Report] = queue.Queue()
+        self.job = Job(name=spec.name)
+        self.narrator = Narrator(spec.name, shell.store, shell.publish)
+        self._checkpoints = checkpoint.Checkpoints(shell.directory / "jobs" / spec.name, keep=spec.checkpoint.keep)
+        self._imports: Imports | None = None
+        self._link: TensorLink | None = None
+        self._receiver: threading.Thread | None = None
+        self._feeder: Feeder | None = None
+        self._sent = _Programs()
+        self._parts: dict[int, dict[int, bytes]] = {}
+        self._score: Scoreboard | None = None
+        self._state: dict[str, npt.NDArray[np.generic]] = {}
+        self._ended = threading.Event()
+        latest = self._checkpoints.latest() if resume else None
+        durable = latest.rounds if latest is not None else 0
+        self.inbox.put(Submitted(mode, durable, generation))
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job is over."""
+        return self._ended.is_set()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait for the end."""
+        return self._ended.wait(timeout)
+
+    def run(self) -> None:
+        """Take events until the job has ended."""
+        self.narrator.keep("job_spec", JobSpecMessage(job=self.spec.name, spec=self.spec))
+        try:
+            while not (self.job.phase in ENDED):
+                self._take(self.inbox.get())
+        finally:
+            self._close()
+            self._ended.set()
+
+    def _take(self, item: JobEvent | StatePart | Report) -> None:
+        if isinstance(item, StatePart):
+            self._keep_part(item)
+            return
+        if isinstance(item, Report):
+            for event in self._translate(item):
+                self._step(event)
+            return
+        self._step(item)
+
+    def _step(self, event: JobEvent) -> None:
+        before = self.job.phase
+        self.job, effects = decide(self.job, event)
+        for effect in effects:
+            try:
+                self._perform(effect)
+            except AsteroidError as error:
+                self.inbox.put(Broken(error.what, error.remedy, error.exit_code))
+                break
+            except Exception as error:  # the job ends with its sentence; the service and other jobs go on
+                log.exception("job %s", self.spec.name)
+                self.inbox.put(Broken(f"{type(error).__name__}: {error}", "This is a bug; please report the log."))
+                break
+        if before not in ENDED and self.job.phase in ENDED:
+            self._drop_assignments()
+        self.narrator.tell_state(self.job)
+
+    def _translate(self, report: Report) -> list[JobEvent]:
+        if self._score is not None and report.kind in ("round", "validation"):
+            metrics = self._score.add(report)
+            if metrics is not None:
+                self.narrator.metrics(metrics)
+                if metrics.kind == "validation":
+                    accuracy = "" if metrics.accuracy is None else f", accuracy {metrics.accuracy:.2%}"
+                    self.narrator.event(
+                        "validation", f"round {metrics.round + 1}: loss {metrics.loss or 0.0:.4f}{accuracy}"
+                    )
+        if report.kind == "round":
+            return [RoundDone(report.agent, report.generation, report.round)]
+        if report.kind == "finished":
+            return [WorkerFinished(report.agent, report.generation)]
+        return []
+
+    # Effects
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Say(kind=kind, text=text, data=data):
+                self.narrator.event(kind, text, data)
+            case Import():
+                self._import()
+            case Profile():
+                self._profile()
+            case MakePlan(generation=generation, without=without):
+                self._plan(generation, without)
+            case Prepare(plan=plan, start_round=start_round):
+                self._prepare(plan, start_round)
+            case SendProgram(agent=agent):
+                self._send_program(agent)
+            case Feed(start_round=start_round):
+                self._feed(start_round)
+            case StopFeed():
+                if self._feeder is not None:
+                    self._feeder.halt()
+            case Release(devices=devices):
+                self._release(devices)
+            case Export():
+                self._export()
+
+    def _import(self) -> None:
+        from asteroid_coordinator.importing import import_job  # torch: only when a job needs it
+
+        self.narrator.tell_state(self.job)
+        self._imports = import_job(self.spec)
+        for note in self._imports.notes:
+            self.narrator.event("note", note)
+        self.inbox.put(Imported(self._imports.rounds))
+
+    def _profile(self) -> None:
+        imports = self._need()
+        profiles, failed = self._shell.profiler().measure(
+            self.spec, imports, lambda kind, text: self.narrator.event(kind, text)
+        )
+        imports.profiles.update(profiles)
+        self.inbox.put(Profiled(tuple(sorted(profiles)), tuple(failed.items())))
+
+    def _plan(self, generation: int, without: frozenset[str]) -> None:
+        imports = self._need()
+        present = {d.name: d for d in self._shell.registry.present() if d.name not in without}
+        usable = {name: p for name, p in imports.profiles.items() if name in present}
+        if not usable:
+            raise InputError(
+                "No device is left to train on.",
+                f"Start an agent, then: asteroid resume {self.spec.name}",
+            )
+        outcome = plan_job(self.spec, imports, usable, {n: d for n, d in present.items() if n in usable}, generation)
+        summary = PlanSummary(
+            job=self.spec.name,
+            plan=outcome.plan,
+            layers=len(imports.model.layers),
+            memory=tuple(
+                DeviceMemory(device=d, need_mb=round(need, 1), budget_mb=budget)
+                for d, (need, budget) in outcome.memory.items()
+            ),
+            costs=outcome.costs,
+            text=outcome.plan.describe(),
+        )
+        self.narrator.keep("job_plan", summary)
+        self.inbox.put(Planned(outcome.plan))
+
+    def _prepare(self, plan: Plan, start_round: int) -> None:
+        imports = self._need()
+        if self._link is None:
+            self._open_link()
+        assert self._link is not None
+        self._link.set_generation(plan.generation)
+        self._parts.clear()
+        self._drop_assignments()
+        self._state = self._load_state(start_round)
+        self._sent = _Programs()
+        self._score = Scoreboard(self.spec.name, self.job.rounds, plan)
+        for number, stage in enumerate(plan.stages):
+            program = imports.model.stage(stage.lo, stage.hi)
+            self._sent.program[number] = program.to_bytes()
+            names = imports.model.state_names(stage.lo, stage.hi)
+            self._sent.state[number] = save_safetensors(_of_stage(self._state, names))
+        for device in plan.devices:
+            self._assign(plan, device, start_round)
+        generation = plan.generation
+        timer = threading.Timer(READY_S, lambda: self.inbox.put(Late(generation)))
+        timer.daemon = True
+        timer.start()
+
+    def _assign(self, plan: Plan, device: str, start_round: int) -> None:
+        imports = self._need()
+        number = plan.stage_of(device)
+        program, state = self._sent.program[number], self._sent.state[number]
+        assignment = Assignment(
+            job=self.spec.name,
+            agent=device,
+            plan=plan,
+            stage=number,
+            train=self.spec.train,
+            optimizer=self.spec.optimizer,
+            program_sha256=hashlib.sha256(program).hexdigest(),
+            program_bytes=len(program),
+            state_sha256=hashlib.sha256(state).hexdigest(),
+            state_bytes=len(state),
+            start_round=start_round,
+            rounds=self.job.rounds,
+            samples=imports.samples,
+            validation=imports.validation,
+            checkpoint_every=self._checkpoint_every(),
+            data_owner=COORDINATOR,
+            session=self._shell.session,
+        )
+        self.narrator.keep("job_assignment", assignment, agent=device)
+        command = Command(
+            id=f"{self.spec.name}-{plan.generation}-{self._shell.session[:8]}",
+            verb="prepare",
+            job=self.spec.name,
+            generation=plan.generation,
+            session=self._shell.session,
+        )
+        self._shell.command(device, command)
+
+    def _checkpoint_every(self) -> int:
+        every = self.spec.checkpoint.every
+        return max(1, self.job.rounds // 10) if every == "auto" else every
+
+    def _send_program(self, agent: str) -> None:
+        assert self._link is not None and self.job.plan is not None
+        number = self.job.plan.stage_of(agent)
+        generation = self.job.generation
+        self._link.send(agent, Tag(Kind.PROGRAM, generation), Tensor.of_bytes(self._sent.program[number]))
+        self._link.send(agent, Tag(Kind.STATE, generation), Tensor.of_bytes(self._sent.state[number]))
+
+    def _feed(self, start_round: int) -> None:
+        assert self._link is not None and self.job.plan is not None
+        imports = self._need()
+        plan = self.job.plan
+        steps = passes(imports.round_plan(plan), start_round, imports.validation, self.spec.train.validate_every)
+
+        def failed(error: Exception) -> None:
+            if isinstance(error, AsteroidError):
+                self.inbox.put(Broken(error.what, error.remedy, error.exit_code))
+            else:
+                what = f"The data cannot be read: {type(error).__name__}: {error}."
+                self.inbox.put(Broken(what, "Mend the data set, then resume the job.", 2))
+
+        self._feeder = Feeder(self._link, imports.feed_plan(plan), plan, steps, failed)
+        self._feeder.start()
+
+    def _release(self, devices: tuple[str, ...]) -> None:
+        for device in devices:
+            command = Command(
+                id=f"{self.spec.name}-stop-{self.job.generation}-{self._shell.session[:8]}",
+                verb="stop",
+                job=self.spec.name,
+                generation=self.job.generation,
+                session=self._shell.session,
+            )
+            self._shell.command(device, command)
+
+    def _export(self) -> None:
+        latest = self._checkpoints.latest()
+        if latest is None:
+            raise AsteroidError("There is no checkpoint to export.")
+        path = self._shell.directory / "jobs" / self.spec.name / "model.safetensors"
+        self._need().model.export_state(self._checkpoints.read(latest), path)
+        self.narrator.tell_state(replace(self.job, phase="finishing"), str(path))
+        median = self._score.median_round_s() if self._score else None
+        predicted = self.job.plan.predicted_s if self.job.plan else None
+        self.narrator.event(
+            "done",
+            f"trained {self.job.rounds} rounds; the model is in {path}",
+            {"model_file": str(path), "measured_s": median or 0.0, "predicted_s": predicted or 0.0},
+        )
+
+    # Checkpoints
+
+    def _load_state(self, start_round: int) -> dict[str, npt.NDArray[np.generic]]:
+        if start_round == 0:
+            return dict(self._need().model.all_state())
+        latest = self._checkpoints.latest()
+        if latest is None or latest.rounds != start_round:
+            raise AsteroidError(f"The checkpoint of round {start_round} is missing or damaged.")
+        return dict(self._checkpoints.read(latest))
+
+    def _keep_part(self, part: StatePart) -> None:
+        plan = self.job.plan
+        if plan is None or part.generation != self.job.generation or part.source not in plan.devices:
+            return
+        number = plan.stage_of(part.source)
+        parts = self._parts.setdefault(part.rounds, {})
+        parts[number] = part.data
+        if len(parts) < len(plan.stages):
+            return
+        del self._parts[part.rounds]
+        whole: dict[str, npt.NDArray[np.generic]] = {}
+        for data in parts.values():
+            whole.update(load_safetensors(data))
+        try:
+            self._checkpoints.write(part.rounds, whole, {"generation": part.generation})
+        except AsteroidError as error:
+            # training goes on; the last good checkpoint is kept, and the next one may succeed
+            self.narrator.event("checkpoint-failed", f"{error.what} {error.remedy}")
+            if part.rounds >= self.job.rounds:
+                self._step(Broken(error.what, error.remedy, error.exit_code))
+            return
+        self._step(Checkpointed(part.rounds))
+
+    # Link
+
+    def _open_link(self) -> None:
+        link = self._shell.open_link(self.spec.name)
+        self._link = link
+
+        def receive() -> None:
+            while not self._ended.is_set():
+                received = link.receive(0.5)
+                if received is None:
+                    continue
+                if received.tag.kind is Kind.STATE:
+                    data = bytes(received.tensor.data)
+                    self.inbox.put(StatePart(received.src, received.tag.generation, received.tag.round, data))
+                link.release(received)
+
+        self._receiver = threading.Thread(target=receive, name=f"receive-{self.spec.name}", daemon=True)
+        self._receiver.start()
+
+    def _need(self) -> Imports:
+        if self._imports is None:
+            raise AsteroidError("The model has not been imported.")
+        return self._imports
+
+    def _drop_assignments(self) -> None:
+        for device in sorted(self._shell.registry.devices):
+            self.narrator.drop("job_assignment", agent=device)
+
+    def _close(self) -> None:
+        if self._feeder is not None:
+            self._feeder.halt()
+        self._ended.set()
+        if self._receiver is not None:
+            self._receiver.join(2.0)
+        if self._link is not None:
+            self._link.close()
+
+
+def _of_stage(state: Arrays, names: frozenset[str]) -> dict[str, npt.NDArray[np.generic]]:
+    """Weights, buffers and optimizer state (``opt/<name>/<slot>``) that belong to a stage; counters go to all."""
+    out: dict[str, npt.NDArray[np.generic]] = {}
+    for key, value in state.items():
+        owner = key.split("/")[1] if key.startswith("opt/") and key.count("/") == 2 else key
+        if owner in names or (key.startswith("opt/") and key.count("/") == 1):
+            out[key] = np.ascontiguousarray(value)
+    return out

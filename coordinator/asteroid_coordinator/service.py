@@ -1,0 +1,353 @@
+"""The coordinator: one MQTT connection, the registry of devices, requests from the command line, a thread a job.
+
+One thread owns the registry and the table of jobs; MQTT only puts into its queue. A job's own thread does what is slow.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from asteroid_coordinator.cluster.registry import Found, Lost, Registry
+from asteroid_coordinator.job.state import DeviceBack, DeviceGone, Mode, StopAsked, WorkerMoved
+from asteroid_coordinator.profiling import Profiler
+from asteroid_coordinator.runner import JobRunner, Shell
+from asteroid_coordinator.settings import Settings
+from asteroid_coordinator.store import Store
+from asteroid_core.errors import AsteroidError, InputError, WireError
+from asteroid_core.ids import COORDINATOR
+from asteroid_core.link import open_control, open_tensors
+from asteroid_core.link.base import Connected, ControlLink, Disconnected, Incoming, Refused, TensorLink
+from asteroid_core.spec import JobSpec
+from asteroid_core.wire import topics
+from asteroid_core.wire.messages import (
+    AgentInfo,
+    AgentStatus,
+    Answer,
+    Command,
+    CoordinatorStatus,
+    ProfilePart,
+    Reply,
+    Report,
+    Request,
+    Telemetry,
+    WorkerStatus,
+    decode,
+    encode,
+)
+
+log = logging.getLogger(__name__)
+
+_AGENT_TOPICS = (
+    "agent_status",
+    "agent_info",
+    "agent_telemetry",
+    "agent_reply",
+    "agent_worker",
+    "agent_report",
+    "agent_profile",
+)
+
+
+class Coordinator:
+    """Serves requests over MQTT until it is stopped.
+
+    Args:
+        settings: broker and state directory.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.session = secrets.token_hex(8)
+        self.registry = Registry()
+        self._store = Store(settings.state_dir)
+        self._control: ControlLink | None = None
+        self._connection = ""
+        self._jobs: dict[str, JobRunner] = {}
+        self._workers: dict[tuple[str, str], WorkerStatus] = {}
+        self._profilers: list[Profiler] = []
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._online = threading.Event()
+        self._failure: AsteroidError | None = None
+
+    # Life
+
+    def start(self, timeout: float = 10.0) -> None:
+        """Connect and serve; returns once the coordinator is online.
+
+        Raises:
+            BrokerError: the broker cannot be reached or refuses.
+            InputError: another coordinator serves this broker.
+        """
+        self._control = open_control(self.settings.link_settings(), name=COORDINATOR, will=self._will)
+        self._thread = threading.Thread(target=self._serve, name="coordinator", daemon=True)
+        self._thread.start()
+        if not self._online.wait(timeout):
+            failure = self._failure or InputError(
+                f"The broker at {self.settings.address} did not answer within {timeout:.0f} s.",
+                "Check that it runs: asteroid doctor",
+            )
+            self.stop()
+            raise failure
+        if self._failure is not None:
+            self.stop()
+            raise self._failure
+
+    def stop(self) -> None:
+        """Say offline and disconnect; jobs stay resumable."""
+        if self._control is not None and self._online.is_set() and self._failure is None:
+            for runner in self._jobs.values():
+                if not runner.ended:
+                    runner.inbox.put(StopAsked())
+            for runner in self._jobs.values():
+                runner.wait(10.0)
+            self._say("offline")
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(5.0)
+        if self._control is not None:
+            self._control.close()
+        self._store.close()
+
+    def _will(self, connection: str) -> tuple[str, bytes]:
+        status = CoordinatorStatus(state="lost", connection=connection, session=self.session)
+        return topics.build("coordinator_status"), encode(status)
+
+    def _say(self, state: str) -> None:
+        status = CoordinatorStatus.model_validate(
+            {"state": state, "connection": self._connection, "session": self.session}
+        )
+        self._publish(topics.build("coordinator_status"), encode(status), True)
+
+    # The owner's thread
+
+    def _serve(self) -> None:
+        assert self._control is not None
+        while not self._stopping.is_set():
+            event = self._control.next(0.5)
+            match event:
+                case None:
+                    continue
+                case Connected():
+                    self._connected(event)
+                case Disconnected():
+                    log.warning("broker lost: %s; trying again", event.reason)
+                case Refused():
+                    self._failure = event.error
+                    self._online.set()
+                    log.error("%s", event.error)
+                case Incoming():
+                    try:
+                        self._incoming(event)
+                    except WireError as error:
+                        log.warning("%s: %s", event.topic, error)
+
+    def _connected(self, event: Connected) -> None:
+        assert self._control is not None
+        self._connection = event.connection
+        self._control.subscribe(
+            [*(topics.pattern(key) for key in _AGENT_TOPICS), topics.pattern("coordinator_request"), "asteroid/v1/coordinator/status"]
+        )
+        self._say("online")
+        for runner in self._jobs.values():
+            runner.narrator.again()
+        self._online.set()
+
+    def _incoming(self, event: Incoming) -> None:
+        found = topics.parse(event.topic)
+        if found is None or not event.payload:
+            return
+        row, fields = found
+        handler = getattr(self, f"_on_{row.key}", None)
+        if handler is not None:
+            handler(fields, event.payload)
+
+    def _on_coordinator_status(self, _: Mapping[str, str], payload: bytes) -> None:
+        status = decode(CoordinatorStatus, payload)
+        if status.session == self.session:
+            if status.state == "lost" and status.connection != self._connection:
+                self._say("online")  # the late will of an older connection of ours
+            return
+        if status.state == "online":
+            log.warning("another coordinator (session %s) serves this broker", status.session)
+
+    def _on_agent_status(self, fields: Mapping[str, str], payload: bytes) -> None:
+        message = _own(decode(AgentStatus, payload), fields)
+        self._changed(self.registry.status(message))
+
+    def _on_agent_info(self, fields: Mapping[str, str], payload: bytes) -> None:
+        self._changed(self.registry.info(_own(decode(AgentInfo, payload), fields)))
+
+    def _on_agent_telemetry(self, fields: Mapping[str, str], payload: bytes) -> None:
+        self.registry.telemetry(_own(decode(Telemetry, payload), fields))
+
+    def _on_agent_reply(self, fields: Mapping[str, str], payload: bytes) -> None:
+        reply = _own(decode(Reply, payload), fields)
+        if reply.ok:
+            return
+        log.warning("%s refuses: %s", reply.agent, reply.reason)
+        for runner in self._jobs.values():
+            if reply.id.startswith(f"{runner.spec.name}-{runner.job.generation}-"):
+                runner.inbox.put(DeviceGone(reply.agent, reply.reason))
+        for profiler in self._profilers:
+            profiler.refused(reply.id, reply.agent, reply.reason)
+
+    def _on_agent_worker(self, fields: Mapping[str, str], payload: bytes) -> None:
+        status = _own(decode(WorkerStatus, payload), fields)
+        key = (status.agent, fields["job"])
+        old = self._workers.get(key)
+        if status.state == "lost" and old is not None and old.connection != status.connection:
+            return  # the late will of an older connection
+        self._workers[key] = status
+        for profiler in self._profilers:
+            profiler.worker(fields["job"], status)
+        if runner := self._jobs.get(fields["job"]):
+            runner.inbox.put(WorkerMoved(status.agent, status.state, status.generation, status.reason))
+
+    def _on_agent_report(self, fields: Mapping[str, str], payload: bytes) -> None:
+        report = _own(decode(Report, payload), fields)
+        if runner := self._jobs.get(fields["job"]):
+            runner.inbox.put(report)
+
+    def _on_agent_profile(self, fields: Mapping[str, str], payload: bytes) -> None:
+        part = _own(decode(ProfilePart, payload), fields)
+        for profiler in self._profilers:
+            profiler.part(part)
+
+    def _changed(self, change: Lost | Found | None) -> None:
+        if change is None:
+            return
+        log.info("%s", change)
+        event = DeviceGone(change.device, change.reason) if isinstance(change, Lost) else DeviceBack(change.device)
+        for runner in self._jobs.values():
+            runner.inbox.put(event)
+        for profiler in self._profilers:
+            if isinstance(change, Lost):
+                profiler.lost(change.device, change.reason)
+
+    # Requests
+
+    def _on_coordinator_request(self, fields: Mapping[str, str], payload: bytes) -> None:
+        client = fields["client"]
+        try:
+            request = decode(Request, payload)
+        except WireError as error:
+            log.warning("request of %s: %s", client, error)
+            return
+        try:
+            answer = self._answer(request)
+        except AsteroidError as error:
+            answer = Answer(
+                id=request.id, ok=False, exit_code=error.exit_code, what=error.what, remedy=error.remedy, job=request.job
+            )
+        self._publish(topics.build("coordinator_answer", client=client), encode(answer), False)
+
+    def _answer(self, request: Request) -> Answer:
+        match request.verb:
+            case "submit" | "plan" | "profile":
+                if request.spec is None:
+                    raise InputError("The request carries no job.", "Give a job file.")
+                mode: Mode = "train" if request.verb == "submit" else request.verb
+                return Answer(id=request.id, ok=True, job=self._submit(request.spec, mode))
+            case "stop":
+                self._running(request.job).inbox.put(StopAsked())
+                return Answer(id=request.id, ok=True, job=request.job)
+            case "resume":
+                return Answer(id=request.id, ok=True, job=self._resume(request.job))
+            case "jobs":
+                return Answer(id=request.id, ok=True, data={"jobs": self._store.states()})
+            case "status":
+                return Answer(id=request.id, ok=True, job=request.job, data=self._store.state(request.job))
+            case "export":
+                return self._export(request)
+            case "shutdown":
+                self._stopping.set()
+                return Answer(id=request.id, ok=True)
+
+    def _running(self, name: str) -> JobRunner:
+        runner = self._jobs.get(name)
+        if runner is None or runner.ended:
+            raise InputError(f"No job {name!r} is running.", "asteroid jobs lists them.")
+        return runner
+
+    def _submit(self, spec: JobSpec, mode: Mode) -> str:
+        name = self._store.free_name(spec.name) if mode == "train" else spec.name
+        if name in self._jobs and not self._jobs[name].ended:
+            raise InputError(f"The job {name!r} is still running.", f"Wait, or: asteroid stop {name}")
+        spec = spec.model_copy(update={"name": name})
+        if mode == "train":
+            self._store.create_job(name, spec.model_dump_json())
+        self._begin(JobRunner(spec, mode, self._shell()))
+        return name
+
+    def _resume(self, name: str) -> str:
+        if name in self._jobs and not self._jobs[name].ended:
+            raise InputError(f"The job {name!r} is running already.", f"asteroid status {name}")
+        spec = JobSpec.model_validate_json(self._store.spec(name))
+        state = self._store.state(name)
+        if state.get("phase") == "done":
+            raise InputError(f"The job {name!r} is done.", f"asteroid export {name} writes its model.")
+        self._begin(JobRunner(spec, "train", self._shell(), int(state.get("generation", 0)), resume=True))
+        return name
+
+    def _begin(self, runner: JobRunner) -> None:
+        self._jobs[runner.spec.name] = runner
+        runner.start()
+
+    def _export(self, request: Request) -> Answer:
+        path = self.settings.state_dir / "jobs" / request.job / "model.safetensors"
+        if not path.is_file():
+            self._store.spec(request.job)
+            raise InputError(f"The job {request.job!r} has no model file yet.", f"asteroid status {request.job}")
+        return Answer(id=request.id, ok=True, job=request.job, data={"path": str(path)})
+
+    # What jobs are given
+
+    def _shell(self) -> Shell:
+        return Shell(
+            session=self.session,
+            store=self._store,
+            directory=self.settings.state_dir,
+            registry=self.registry,
+            publish=self._publish,
+            command=self._command,
+            open_link=self._open_link,
+            profiler=self._profiler,
+        )
+
+    def _publish(self, topic: str, payload: bytes, retain: bool) -> None:
+        assert self._control is not None
+        self._control.publish(topic, payload, retain=retain)
+
+    def _command(self, device: str, command: Command) -> None:
+        self._publish(topics.build("agent_command", agent=device), encode(command), False)
+
+    def _open_link(self, job: str) -> TensorLink:
+        return open_tensors(self.settings.link_settings(), job=job, me=COORDINATOR)
+
+    def _profiler(self) -> Profiler:
+        profiler = Profiler(
+            self.session, self.registry, self._store, self._command, self._open_link, self._forget, self.settings
+        )
+        self._profilers.append(profiler)
+        return profiler
+
+    def _forget(self, profiler: Profiler) -> None:
+        self._profilers.remove(profiler)
+
+
+def _own(message: Any, fields: Mapping[str, str]) -> Any:
+    """Return the message if it speaks of the device on whose topic it came.
+
+    Raises:
+        WireError: somebody writes in another device's name.
+    """
+    if message.agent != fields["agent"]:
+        raise WireError(f"a message about {message.agent} came on a topic of {fields['agent']}.")
+    return message
+
+
