@@ -1,0 +1,109 @@
+"""Measures layers on this device: time of forward and backward at several batch sizes, and the optimizer step.
+
+Weights are made here (the time does not depend on their values), so only programs travel.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from asteroid_agent.backend import open_backend
+from asteroid_agent.backend.base import Backend, SampleKeys
+from asteroid_core.clock import Clock
+from asteroid_core.errors import ProgramError
+from asteroid_core.profile import LayerTimes
+from asteroid_core.program import StageProgram
+from asteroid_core.randomness import example_inputs, example_state, example_targets
+from asteroid_core.spec import OptimizerSpec
+
+REPEATS = 5
+LAYER_S = 1.0
+"""Seconds after which one layer at one batch size is not repeated any more."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What the coordinator sends: programs, which layer has which, batch sizes, optimizer."""
+
+    programs: tuple[StageProgram, ...]
+    layers: tuple[int, ...]
+    batches: tuple[int, ...]
+    optimizer: OptimizerSpec
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Bundle:
+        """Read and check a bundle.
+
+        Raises:
+            ProgramError: it is not one.
+        """
+        try:
+            raw = json.loads(data)
+            programs = tuple(StageProgram.from_bytes(text.encode()) for text in raw["programs"])
+            layers, batches = tuple(map(int, raw["layers"])), tuple(map(int, raw["batches"]))
+            optimizer = OptimizerSpec.model_validate(raw["optimizer"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ProgramError(f"The layers to measure cannot be read: {error}.", "Upgrade the older side.") from None
+        if not layers or not batches or not all(0 <= i < len(programs) for i in layers) or min(batches) < 1:
+            raise ProgramError("The layers to measure name programs or batch sizes that do not exist.")
+        return cls(programs, layers, batches, optimizer)
+
+
+def measure(
+    bundle: Bundle, threads: float, clock: Clock, progress: Callable[[int, int], None]
+) -> tuple[LayerTimes, ...]:
+    """Measure every different program, and return the times of every layer."""
+    times = []
+    for number, program in enumerate(bundle.programs):
+        backend = open_backend("torch", program, example_state(program), bundle.optimizer, threads)
+        times.append(_measure(backend, program, bundle.batches, clock))
+        progress(number + 1, len(bundle.programs))
+    return tuple(times[i] for i in bundle.layers)
+
+
+def _measure(backend: Backend, program: StageProgram, batches: Sequence[int], clock: Clock) -> LayerTimes:
+    forward, backward = [], []
+    for size in batches:
+        fs, bs = [], []
+        begin = clock.now()
+        for repeat in range(REPEATS + 1):
+            f, b = _once(backend, program, size, clock)
+            if repeat or clock.now() - begin > LAYER_S:  # the first run warms up, unless it takes long
+                fs.append(f)
+                bs.append(b)
+            if fs and clock.now() - begin > LAYER_S:
+                break
+        forward.append(sorted(fs)[len(fs) // 2])
+        backward.append(sorted(bs)[len(bs) // 2])
+    begin = clock.now()
+    backend.step(1e-6, 1.0)
+    return LayerTimes(
+        batches=tuple(batches),
+        forward_s=tuple(forward),
+        backward_s=tuple(backward),
+        step_s=clock.now() - begin,
+    )
+
+
+def _once(backend: Backend, program: StageProgram, size: int, clock: Clock) -> tuple[float, float]:
+    keys = SampleKeys(0, np.zeros(size, np.int64), np.arange(size))
+    inputs = example_inputs(program, size)
+    t0 = clock.now()
+    if program.loss is None:
+        outputs = backend.forward(0, inputs, train=True, samples=keys)
+        t1 = clock.now()
+        grads = [o for o, port in zip(outputs, program.outputs, strict=True) if port.grad]
+        backend.backward(0, grads)
+    else:
+        targets = example_targets(program, size)
+        t0 = clock.now()
+        backend.forward_loss(0, inputs, targets, float(size), train=True, samples=keys)
+        t1 = clock.now()
+        backend.backward(0, None)
+    t2 = clock.now()
+    backend.free(0)
+    return t1 - t0, t2 - t1
