@@ -16,29 +16,25 @@ Publish = Callable[[str, bytes, bool], None]
 
 
 class Narrator:
-    """Publishes what happens to one job; remembers its retained messages so that they can be published again."""
+    """Publishes what happens to one job (the link publishes retained messages again after a broker has lost them)."""
 
     def __init__(self, job: str, store: Store, publish: Publish) -> None:
         self._job, self._store, self._publish = job, store, publish
-        self._retained: dict[str, bytes] = {}
+        self._retained: set[str] = set()
         self.state = JobState(job=job, phase="new")
 
     def keep(self, key: str, message: Message, **fields: str) -> None:
         """Publish a retained message of this job."""
         topic = topics.build(key, job=self._job, **fields)
-        self._retained[topic] = encode(message)
-        self._publish(topic, self._retained[topic], True)
+        self._retained.add(topic)
+        self._publish(topic, encode(message), True)
 
     def drop(self, key: str, **fields: str) -> None:
         """Take a retained message back."""
         topic = topics.build(key, job=self._job, **fields)
-        if self._retained.pop(topic, None) is not None:
+        if topic in self._retained:
+            self._retained.remove(topic)
             self._publish(topic, b"", True)
-
-    def again(self) -> None:
-        """Publish everything retained once more: the broker has lost its session."""
-        for topic, payload in self._retained.items():
-            self._publish(topic, payload, True)
 
     def tell_state(self, job: Job, model_file: str = "") -> None:
         """Publish where the job is, if that is new, and keep it in the store."""

@@ -6,21 +6,24 @@ One thread owns the registry and the table of jobs; MQTT only puts into its queu
 from __future__ import annotations
 
 import logging
+import queue
 import secrets
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from asteroid_coordinator.cluster.registry import Found, Lost, Registry
-from asteroid_coordinator.job.state import DeviceBack, DeviceGone, Mode, StopAsked, WorkerMoved
+from asteroid_coordinator.job.state import Broken, DeviceBack, DeviceGone, Mode, StopAsked, WorkerMoved
 from asteroid_coordinator.profiling import Profiler
 from asteroid_coordinator.runner import JobRunner, Shell
 from asteroid_coordinator.settings import Settings
 from asteroid_coordinator.store import Store
-from asteroid_core.errors import AsteroidError, InputError, WireError
+from asteroid_core.errors import AsteroidError, BrokerError, InputError, WireError
 from asteroid_core.ids import COORDINATOR
-from asteroid_core.link import open_control, open_tensors
-from asteroid_core.link.base import Connected, ControlLink, Disconnected, Incoming, Refused, TensorLink
+from asteroid_core.link.base import Broker, Connected, Disconnected, Message, Refused, Subscription, Will
+from asteroid_core.link.control import ControlLink, open_control
+from asteroid_core.link.tensors import TensorLink, open_tensors
 from asteroid_core.spec import JobSpec
 from asteroid_core.wire import topics
 from asteroid_core.wire.messages import (
@@ -83,7 +86,7 @@ class Coordinator:
             BrokerError: the broker cannot be reached or refuses.
             InputError: another coordinator serves this broker.
         """
-        self._control = open_control(self.settings.link_settings(), name=COORDINATOR, will=self._will)
+        self._control = open_control(self._broker(), "asteroid-coordinator", self._will)
         self._thread = threading.Thread(target=self._serve, name="coordinator", daemon=True)
         self._thread.start()
         if not self._online.wait(timeout):
@@ -113,51 +116,68 @@ class Coordinator:
             self._control.close()
         self._store.close()
 
-    def _will(self, connection: str) -> tuple[str, bytes]:
+    def _broker(self) -> Broker:
+        s = self.settings
+        return Broker(
+            s.host, s.port, s.username, s.password(), ca_file=str(s.ca) if s.ca else None, keepalive=5, connect_timeout=5.0
+        )
+
+    def _will(self, connection: str) -> Will:
         status = CoordinatorStatus(state="lost", connection=connection, session=self.session)
-        return topics.build("coordinator_status"), encode(status)
+        return Will(topics.build("coordinator_status"), encode(status))
 
     def _say(self, state: str) -> None:
         status = CoordinatorStatus.model_validate(
             {"state": state, "connection": self._connection, "session": self.session}
         )
-        self._publish(topics.build("coordinator_status"), encode(status), True)
+        assert self._control is not None
+        self._control.publish(topics.build("coordinator_status"), encode(status), retain=True, remember=False)
 
     # The owner's thread
 
     def _serve(self) -> None:
         assert self._control is not None
         while not self._stopping.is_set():
-            event = self._control.next(0.5)
+            try:
+                event = self._control.events.get(timeout=0.5)
+            except queue.Empty:
+                continue
             match event:
-                case None:
-                    continue
                 case Connected():
                     self._connected(event)
                 case Disconnected():
-                    log.warning("broker lost: %s; trying again", event.reason)
+                    log.warning("broker lost: %s", event.reason)
                 case Refused():
-                    self._failure = event.error
-                    self._online.set()
-                    log.error("%s", event.error)
-                case Incoming():
+                    self._refused(event)
+                case Message():
                     try:
                         self._incoming(event)
                     except WireError as error:
                         log.warning("%s: %s", event.topic, error)
 
+    def _refused(self, event: Refused) -> None:
+        log.error("the broker refuses %s: %s", event.topic, event.reason)
+        error = BrokerError(
+            f"The broker at {self.settings.address} refuses {event.topic}: {event.reason}",
+            "The coordinator needs its own MQTT user and the access rules of broker_config/acl.",
+        )
+        if not self._online.is_set():
+            self._failure = error
+            self._online.set()
+        for runner in self._jobs.values():
+            if not runner.ended:
+                runner.inbox.put(Broken(error.what, error.remedy, error.exit_code))
+
     def _connected(self, event: Connected) -> None:
         assert self._control is not None
         self._connection = event.connection
-        self._control.subscribe(
-            [*(topics.pattern(key) for key in _AGENT_TOPICS), topics.pattern("coordinator_request"), "asteroid/v1/coordinator/status"]
-        )
+        if not self._online.is_set():
+            filters = (*_AGENT_TOPICS, "coordinator_request", "coordinator_status")
+            self._control.subscribe(*(Subscription(topics.pattern(key)) for key in filters))
         self._say("online")
-        for runner in self._jobs.values():
-            runner.narrator.again()
         self._online.set()
 
-    def _incoming(self, event: Incoming) -> None:
+    def _incoming(self, event: Message) -> None:
         found = topics.parse(event.topic)
         if found is None or not event.payload:
             return
@@ -327,7 +347,7 @@ class Coordinator:
         self._publish(topics.build("agent_command", agent=device), encode(command), False)
 
     def _open_link(self, job: str) -> TensorLink:
-        return open_tensors(self.settings.link_settings(), job=job, me=COORDINATOR)
+        return open_tensors(replace(self._broker(), keepalive=60), job, COORDINATOR)
 
     def _profiler(self) -> Profiler:
         profiler = Profiler(

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from asteroid_core.program import Port
-
 from asteroid_core.errors import WireError
 from asteroid_core.plan import Plan
+from asteroid_core.program import Port
 from asteroid_core.routing import clip, incoming, outgoing
 from asteroid_core.schedule import Op
 from asteroid_core.wire.tensor import Kind, Tag
@@ -136,6 +135,10 @@ class Mailbox(Generic[Part]):
             source, index = next(iter(have))
             raise WireError(f"{source} sent part {index} of {op.value}{number}, which is not expected from it.")
         return out
+
+    def held(self, key: tuple[PassKey, Op, int]) -> list[Part]:
+        """Return the parts of a wait that are here already."""
+        return list(self._parts.get(key, {}).values())
 
     def clear(self) -> list[Part]:
         """Forget everything (a new generation); returns what was held."""

@@ -1,28 +1,35 @@
-"""What the runner needs of a link, so that tests can hand in one without MQTT."""
+"""What the worker needs of a link, so that tests can hand in one without MQTT."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Protocol
 
-from asteroid_core.link.base import Received
-
-from asteroid_core.wire.tensor import Tag, Tensor
+from asteroid_core.wire.inbox import Received
+from asteroid_core.wire.tensor import Kind, Tag, Tensor
 
 __all__ = ["Received", "TensorPort"]
 
 
 class TensorPort(Protocol):
-    """Tensors in and out; see ``asteroid_core.link`` for the real one."""
+    """Tensors in and out; ``asteroid_core.link.tensors.TensorLink`` is the real one."""
+
+    def set_generation(
+        self, generation: int, stages: Collection[str] = (), senders: Collection[str] | None = None
+    ) -> None:
+        """Enter a generation; what is under way in older ones is forgotten."""
 
     def send(self, dst: str, tag: Tag, tensor: Tensor) -> None:
         """Queue a tensor for one receiver; its bytes must not change until it is acknowledged."""
 
-    def multicast(self, stage: str, members: Sequence[str], tag: Tag, tensor: Tensor) -> None:
+    def multicast(self, stage: str, members: Collection[str], tag: Tag, tensor: Tensor) -> None:
         """Queue a tensor for several receivers."""
 
-    def receive(self, timeout: float) -> Received | None:
+    def receive(self, timeout: float | None = None) -> Received | None:
         """Return the next whole tensor, or None after ``timeout`` seconds."""
 
     def release(self, received: Received) -> None:
-        """Say that a tensor has been consumed, so that its sender may send more."""
+        """Say that a tensor has been taken, so that its sender may send more."""
+
+    def backlog(self, dst: str | None = None, kind: Kind | None = None) -> int:
+        """Bytes that are not acknowledged yet."""

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from asteroid_agent.worker.ports import TensorPort
 from asteroid_core.clock import Clock
-from asteroid_core.link.base import TensorLink
 from asteroid_core.wire.tensor import Kind, Tag, Tensor
 
 BIG_BYTES = 1 << 20
@@ -20,7 +20,7 @@ BUDGET_S = 5.0
 SMALL_COUNT = 10
 
 
-def probe(link: TensorLink, me: str, generation: int, clock: Clock, poll: Callable[[], None]) -> tuple[float, float]:
+def probe(link: TensorPort, me: str, generation: int, clock: Clock, poll: Callable[[], object]) -> tuple[float, float]:
     """Return (bytes per second, seconds of one small tensor) through the broker and back."""
     small = Tensor.of_numpy(np.zeros(16, np.float32))
     big = Tensor.of_numpy(np.zeros(BIG_BYTES, np.uint8))
@@ -37,7 +37,7 @@ def probe(link: TensorLink, me: str, generation: int, clock: Clock, poll: Callab
 
 
 def _trip(
-    link: TensorLink, me: str, generation: int, tensor: Tensor, clock: Clock, poll: Callable[[], None], number: int
+    link: TensorPort, me: str, generation: int, tensor: Tensor, clock: Clock, poll: Callable[[], object], number: int
 ) -> float:
     begin = clock.now()
     link.send(me, Tag(Kind.PROBE, generation, micro=number), tensor)

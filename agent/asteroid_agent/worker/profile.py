@@ -6,19 +6,28 @@ Weights are made here (the time does not depend on their values), so only progra
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from asteroid_core.profile import DeviceProfile, LayerTimes
 
 from asteroid_agent.backend import open_backend
 from asteroid_agent.backend.base import Backend, SampleKeys
+from asteroid_agent.worker.config import WorkerConfig
+from asteroid_agent.worker.ports import TensorPort
+from asteroid_agent.worker.probe import probe
+from asteroid_agent.worker.shell import WorkerShell
 from asteroid_core.clock import Clock
-from asteroid_core.errors import ProgramError
-from asteroid_core.profile import LayerTimes
+from asteroid_core.errors import ProgramError, WireError
+from asteroid_core.ids import COORDINATOR
 from asteroid_core.program import StageProgram
 from asteroid_core.randomness import example_inputs, example_state, example_targets
 from asteroid_core.spec import OptimizerSpec
+from asteroid_core.wire.tensor import Kind
+
+log = logging.getLogger(__name__)
 
 REPEATS = 5
 LAYER_S = 1.0
@@ -107,3 +116,37 @@ def _once(backend: Backend, program: StageProgram, size: int, clock: Clock) -> t
     t2 = clock.now()
     backend.free(0)
     return t1 - t0, t2 - t1
+
+
+def profile_device(
+    config: WorkerConfig, link: TensorPort, shell: WorkerShell, clock: Clock, resident_mb: Callable[[], float]
+) -> DeviceProfile:
+    """Wait for the layers, measure them and the way through the broker, and return the profile.
+
+    Raises:
+        WireError: somebody else than the coordinator sends.
+        ProgramError: the layers cannot be run here.
+    """
+    bundle = None
+    while bundle is None:
+        shell.messages(0.0)
+        received = link.receive(0.2)
+        if received is None:
+            continue
+        if received.src != COORDINATOR or received.tag.kind is not Kind.PROGRAM:
+            raise WireError(
+                f"{received.src} sent a {received.tag.kind.value}, only the coordinator's layers are expected."
+            )
+        bundle = Bundle.from_bytes(bytes(received.tensor.data))
+        link.release(received)
+    bytes_per_s, message_s = probe(link, config.agent, 1, clock, lambda: shell.messages(0.0))
+    runtime_mb = resident_mb()
+    layers = measure(bundle, config.cores, clock, lambda done, total: log.info("measured %d of %d", done, total))
+    return DeviceProfile(
+        device=config.agent,
+        backend="torch",
+        layers=layers,
+        runtime_mb=runtime_mb,
+        bytes_per_s=bytes_per_s,
+        message_s=message_s,
+    )

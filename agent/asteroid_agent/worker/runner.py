@@ -12,8 +12,6 @@ from typing import cast
 
 import numpy as np
 import numpy.typing as npt
-from asteroid_core.program import StageProgram
-from asteroid_core.rounds import RoundPlan, passes, validation_micros
 
 from asteroid_agent.backend.base import Backend, SampleKeys, Scores
 from asteroid_agent.worker.mailbox import Expectations, Expected, Mailbox, PassKey
@@ -22,7 +20,9 @@ from asteroid_agent.worker.ports import Received, TensorPort
 from asteroid_core.clock import Clock
 from asteroid_core.errors import WireError
 from asteroid_core.optim import clip_scale, learning_rate
+from asteroid_core.program import StageProgram
 from asteroid_core.reduce import add_in_order, slices
+from asteroid_core.rounds import RoundPlan, passes, validation_micros
 from asteroid_core.routing import clip, incoming, outgoing
 from asteroid_core.schedule import WAITS, Instruction, Op, forward_schedule, schedule
 from asteroid_core.walker import ScheduleWalker
@@ -168,17 +168,20 @@ class StageRunner:
         of_micro = item.op in (Op.RECV_ACT, Op.RECV_TARGET, Op.RECV_GRAD)
         samples = self._rows[item.number] if of_micro and item.number is not None else 0
         expected = self._expect.parts(item.op, item.number, samples)
+        key = (self._key, item.op, item.number or 0)
         begin = self._clock.now()
+        # What is waited for now gives its credit back as it lands: an instruction may need more tensors of one sender
+        # than that sender has credit for. What comes early gives it back when its turn comes, which holds the sender.
+        for part in self._mail.held(key):
+            self._link.release(part)
         while not self._mail.complete(self._key, item.op, item.number, expected):
             self._control()
             received = self._link.receive(0.2)
-            if received is not None:
-                self._mail.put(received.src, received.tag, received)
+            if received is not None and self._mail.put(received.src, received.tag, received) == key:
+                self._link.release(received)
         self._time.wait += self._clock.now() - begin
         parts = self._mail.take(self._key, item.op, item.number, expected)
         self._accept(item, parts)
-        for _, part in parts:
-            self._link.release(part)
         self._walker.arrived(item.op, item.number)
 
     def _accept(self, item: Instruction, parts: list[tuple[Expected, Received]]) -> None:
@@ -264,8 +267,9 @@ class StageRunner:
 
     def _send_sum(self, group: int) -> None:
         others = [m for m in self._groups[group] if m != self._me]
-        name = f"stage{self._a.stage}" if group == 0 else f"tie{group}"
-        self._link.multicast(name, others, self._tag(Kind.GATHER, group), Tensor.of_numpy(self._sums[group]))
+        self._link.multicast(
+            group_name(self._a.stage, group), others, self._tag(Kind.GATHER, group), Tensor.of_numpy(self._sums[group])
+        )
 
     def _gather(self, group: int, parts: list[tuple[Expected, Received]]) -> None:
         members, vector = self._groups[group], self._vectors.pop(group)
@@ -326,6 +330,11 @@ class StageRunner:
                 }
             )
         )
+
+
+def group_name(stage: int, group: int) -> str:
+    """Level of the multicast topic of a reduction group."""
+    return f"stage{stage}" if group == 0 else f"tie{group}"
 
 
 def _floats(tensor: Tensor) -> npt.NDArray[np.floating]:

@@ -18,20 +18,21 @@ from safetensors.numpy import save as save_safetensors
 
 from asteroid_agent.backend import open_backend
 from asteroid_agent.worker.config import WorkerConfig
-from asteroid_agent.worker.runner import StageRunner
+from asteroid_agent.worker.ports import TensorPort
+from asteroid_agent.worker.runner import StageRunner, group_name
+from asteroid_agent.worker.shell import WorkerShell
 from asteroid_core.clock import Clock
 from asteroid_core.errors import ProgramError, WireError
 from asteroid_core.ids import COORDINATOR
-from asteroid_core.link.base import TensorLink
 from asteroid_core.program import StageProgram
 from asteroid_core.wire import topics
-from asteroid_core.wire.messages import Assignment, Report, WorkerState, decode, encode
+from asteroid_core.wire.messages import Assignment, Report, decode, encode
 from asteroid_core.wire.tensor import Kind, Tag, Tensor
 
 log = logging.getLogger(__name__)
 
 
-class Superseded(Exception):  # noqa: N818 - not an error: a newer generation takes over
+class Superseded(Exception):
     """A newer assignment has come; whatever runs is given up."""
 
 
@@ -41,12 +42,13 @@ class Session:
     def __init__(
         self,
         config: WorkerConfig,
-        link: TensorLink,
-        tell: Callable[[WorkerState, int, str], None],
+        link: TensorPort,
+        shell: WorkerShell,
         clock: Clock,
         resident_mb: Callable[[], float | None],
     ) -> None:
-        self._config, self._link, self._tell, self._clock = config, link, tell, clock
+        self._config, self._link, self._shell, self._clock = config, link, shell, clock
+        self._tell = shell.tell
         self._resident_mb = resident_mb
         self._pending: Assignment | None = None
         self._generation = 0
@@ -70,11 +72,9 @@ class Session:
 
     def _poll(self, timeout: float) -> None:
         """Take control messages; a newer assignment is kept as pending."""
-        message = self._link.control(timeout)
-        while message is not None:
-            if message.topic == self._topic and message.payload:
-                self._offer(decode(Assignment, message.payload))
-            message = self._link.control(0.0)
+        for topic, payload in self._shell.messages(timeout):
+            if topic == self._topic and payload:
+                self._offer(decode(Assignment, payload))
 
     def _offer(self, assignment: Assignment) -> None:
         if assignment.agent != self._config.agent or assignment.session != self._config.session:
@@ -90,7 +90,12 @@ class Session:
 
     def _serve(self, assignment: Assignment) -> None:
         generation = assignment.plan.generation
-        self._link.set_generation(generation)
+        plan = assignment.plan
+        self._link.set_generation(
+            generation,
+            [group_name(assignment.stage, g) for g, _ in plan.reduction_groups(self._config.agent)],
+            {*plan.devices, COORDINATOR, assignment.data_owner},
+        )
         self._tell("loading", generation, "")
         sent = self._fetch(
             {
@@ -104,9 +109,8 @@ class Session:
         self._tell("ready", generation, "")
 
         def report(message: Report) -> None:
-            self._link.publish_control(
-                topics.build("agent_report", agent=self._config.agent, job=self._config.job), encode(message)
-            )
+            topic = topics.build("agent_report", agent=self._config.agent, job=self._config.job)
+            self._shell.publish(topic, encode(message))
 
         def snapshot(rounds: int) -> None:
             tag = Tag(Kind.STATE, generation, round=rounds)
@@ -150,7 +154,7 @@ class Session:
             kind = received.tag.kind
             if received.src != COORDINATOR or kind not in wanted:
                 raise WireError(
-                    f"{received.src} sent a {kind.value}, but only program and state from the coordinator are expected.",
+                    f"{received.src} sent a {kind.value}; only program and state from the coordinator are expected.",
                     "Check who may write below asteroid-data on the broker, then resume the job.",
                 )
             data = bytes(received.tensor.data)
