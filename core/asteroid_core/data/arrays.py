@@ -104,8 +104,8 @@ class Arrays:
 def open_arrays(path: Path, options: Options, dtype: str) -> Arrays:
     """Open a .npz archive, or a .npy file of inputs.
 
-    Options: ``scale``; of an archive, the keys ``x`` (several inputs as ``a,b``) and ``y``; of a .npy file, ``targets``,
-    the file of the targets beside it.
+    Options: ``scale``; of an archive, the keys ``x`` (several inputs as ``a,b``) and ``y``; of a .npy file,
+    ``targets``, the file of the targets beside it.
 
     Raises:
         InputError: missing file, wrong key, lengths that differ, targets that are not finite.
