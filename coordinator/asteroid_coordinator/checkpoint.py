@@ -11,16 +11,12 @@ were. What bit rot or a person has changed is noticed by its hash and passed ove
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
-import json
 import logging
-import os
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +24,7 @@ from pydantic import Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from asteroid_coordinator.tensorfile import PARTIAL, FileEntry, on_disk, sync_dir, write_file, write_tensors
 from asteroid_core.errors import AsteroidError
 from asteroid_core.plan import Frozen
 
@@ -39,32 +36,8 @@ Tensors = Mapping[str, Array]
 FORMAT = 1
 MODEL, OPTIMIZER, MANIFEST = "model.safetensors", "optimizer.safetensors", "manifest.json"
 OPTIMIZER_PREFIX = "opt/"
-_PARTIAL = ".partial-"
 _REPLACED = ".old"
 _BLOCK = 1 << 20
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-_NAMES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint64": "U64",
-    "uint32": "U32",
-    "uint16": "U16",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
-
-
-class FileEntry(Frozen):
-    """One file of a checkpoint."""
-
-    size: int = Field(ge=0)
-    sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
 
 class Manifest(Frozen):
@@ -131,19 +104,19 @@ class Checkpoints:
             AsteroidError: the disk is full or cannot be written; older checkpoints are as they were.
         """
         place = self.directory / f"round-{rounds:06d}"
-        partial = self.directory / f"{_PARTIAL}{place.name}"
+        partial = self.directory / f"{PARTIAL}{place.name}"
         size = sum(t.nbytes for t in tensors.values())
         parts = {
             MODEL: {k: v for k, v in tensors.items() if not k.startswith(OPTIMIZER_PREFIX)},
             OPTIMIZER: {k: v for k, v in tensors.items() if k.startswith(OPTIMIZER_PREFIX)},
         }
-        with _disk(self.directory, f"The checkpoint of round {rounds}", size):
+        with on_disk(self.directory, f"The checkpoint of round {rounds}", size):
             self._clean()
             partial.mkdir(mode=0o750, parents=True)
             files = {name: write_tensors(partial / name, part) for name, part in parts.items()}
             manifest = Manifest(rounds=rounds, meta=dict(meta or {}), files=files, bfloat16=tuple(sorted(bfloat16)))
-            _write_file(partial / MANIFEST, manifest.model_dump_json(indent=2).encode())
-            _sync_dir(partial)
+            write_file(partial / MANIFEST, manifest.model_dump_json(indent=2).encode())
+            sync_dir(partial)
             replaced = place.with_name(place.name + _REPLACED)
             if place.exists():
                 # found again by ``latest`` if we die between the two renames
@@ -151,7 +124,7 @@ class Checkpoints:
                     shutil.rmtree(replaced)
                 place.rename(replaced)
             partial.rename(place)
-            _sync_dir(self.directory)
+            sync_dir(self.directory)
         self.damaged.pop(place, None)
         self.prune(spare=place)
         return Checkpoint(place, manifest)
@@ -217,7 +190,7 @@ class Checkpoints:
     def _clean(self) -> None:
         """Remove what a crash left half written."""
         self.directory.mkdir(mode=0o750, parents=True, exist_ok=True)
-        for path in self.directory.glob(f"{_PARTIAL}*"):
+        for path in self.directory.glob(f"{PARTIAL}*"):
             shutil.rmtree(path)
 
 
@@ -249,83 +222,12 @@ def save_model(tensors: Tensors, path: Path, bfloat16: Collection[str] = ()) -> 
     Raises:
         AsteroidError: the disk is full or cannot be written.
     """
-    partial = path.with_name(f"{_PARTIAL}{path.name}")
-    with _disk(path.parent, f"The model file {path.name}", sum(t.nbytes for t in tensors.values())):
+    partial = path.with_name(f"{PARTIAL}{path.name}")
+    with on_disk(path.parent, f"The model file {path.name}", sum(t.nbytes for t in tensors.values())):
         path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         write_tensors(partial, tensors, bfloat16, {"format": "pt"})
         partial.rename(path)
-        _sync_dir(path.parent)
-
-
-def write_tensors(
-    path: Path, tensors: Tensors, bfloat16: Collection[str] = (), meta: Mapping[str, str] | None = None
-) -> FileEntry:
-    """Write and sync a safetensors file, hashing it on its way; no tensor is copied.
-
-    Raises:
-        OSError: the disk does not take it.
-        AsteroidError: a tensor of a type that the format does not have.
-    """
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
-    header: dict[str, Any] = {"__metadata__": dict(meta)} if meta else {}
-    at = 0
-    for name, array in ordered:
-        kind = "BF16" if name in bfloat16 and array.dtype == np.uint16 else _NAMES.get(array.dtype.name)
-        if kind is None:
-            raise AsteroidError(f"The tensor {name} has type {array.dtype}, which cannot be kept.", "Use numbers.")
-        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [at, at + array.nbytes]}
-        at += array.nbytes
-    head = json.dumps(header, separators=(",", ":")).encode()
-    head += b" " * (-len(head) % 8)
-    blocks = (len(head).to_bytes(8, "little"), head, *(_bytes_of(array) for _, array in ordered))
-    return _write_file(path, *blocks)
-
-
-def _bytes_of(array: Array) -> memoryview:
-    little = np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
-    return memoryview(little.reshape(-1).view(np.uint8))
-
-
-def _write_file(path: Path, *blocks: bytes | memoryview) -> FileEntry:
-    digest, size = hashlib.sha256(), 0
-    with path.open("wb") as file:
-        for block in blocks:
-            digest.update(block)
-            size += len(block)
-            file.write(block)
-        file.flush()
-        os.fsync(file.fileno())
-    return FileEntry(size=size, sha256=digest.hexdigest())
-
-
-def _sync_dir(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-@contextlib.contextmanager
-def _disk(directory: Path, what: str, size: int) -> Iterator[None]:
-    """Say what the disk does as a sentence, and remove what was half written."""
-    try:
-        yield
-    except OSError as error:
-        for path in directory.glob(f"{_PARTIAL}*"):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
-        if error.errno in _FULL:
-            needs = f"it needs {max(1, size >> 20)} MB below {directory}"
-            raise AsteroidError(
-                f"The disk is full: {what[0].lower()}{what[1:]} was not written; {needs}.",
-                "Free some space; what was written before is still there.",
-            ) from None
-        raise AsteroidError(
-            f"{what} cannot be written to {directory}: {error.strerror or error}.", "Check the disk and permissions."
-        ) from None
+        sync_dir(path.parent)
 
 
 def _verified(path: Path) -> Checkpoint:
