@@ -31,7 +31,7 @@ from asteroid_core.wire.tensor import Kind, Tag, Tensor
 
 MIB = 1 << 20
 FIRST_GENERATION = 1
-TRANSPORTS = {"bulk": BulkTransport, "paho": PahoTransport}
+TRANSPORTS: dict[str, type[BulkTransport] | type[PahoTransport]] = {"bulk": BulkTransport, "paho": PahoTransport}
 
 
 def _open(port: int, name: str, args: argparse.Namespace) -> TensorLink:
@@ -118,7 +118,7 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
                 pipe_tcp.send(count)
                 start = time.perf_counter()
                 for _ in range(count):
-                    tcp.sendall(data)
+                    tcp.sendall(data.data)
                 end, _ = pipe_tcp.recv()
                 tcp_figure = count * size / 1e6 / (end - start)
                 pipe.send(count)

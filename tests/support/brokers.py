@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import importlib.util
 import shutil
 import socket
@@ -87,6 +88,7 @@ def mosquitto(directory: Path, *extra: str, nodelay: bool = True, anonymous: boo
     directory.mkdir(parents=True, exist_ok=True)
     port = free_port()
     lines = [f"listener {port} 127.0.0.1", f"allow_anonymous {'true' if anonymous else 'false'}", *extra]
+    lines.append(f"user {getpass.getuser()}")  # else it gives up root and cannot read what lies in a private directory
     if nodelay:
         lines.append("set_tcp_nodelay true")
     config = directory / "mosquitto.conf"

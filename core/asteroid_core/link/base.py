@@ -213,6 +213,9 @@ class Transport(Protocol):
     def room(self) -> bool:
         """Whether another large message should be queued now."""
 
+    def subscribed(self) -> bool:
+        """Whether the broker has answered every ``subscribe`` of this connection."""
+
     def idle(self) -> bool:
         """Whether everything queued has left and, at QoS 1, has been confirmed by the broker."""
 

@@ -332,6 +332,10 @@ class BulkTransport:
             and len(self._inflight) < self._max_inflight
         )
 
+    def subscribed(self) -> bool:
+        """Whether every subscription is in force."""
+        return self._socket is not None and not self._subscribing
+
     def idle(self) -> bool:
         """Whether nothing waits."""
         return not (self._pending or self._out or self._inflight or self._subscribing)

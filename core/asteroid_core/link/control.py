@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import time
 from uuid import uuid4
 
 from asteroid_core.link.base import Broker, Connected, Disconnected, Event, Message, Refused, Transport, WillFactory
@@ -37,17 +36,7 @@ class ControlLink(LinkLoop):
 
     def flush(self, timeout: float) -> bool:
         """Wait until the broker has confirmed everything that was published before; return whether it has."""
-        done: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        deadline = time.monotonic() + timeout
-        while (left := deadline - time.monotonic()) > 0:
-            self._call(lambda: done.put(self._transport.connected and self._transport.idle()))
-            try:
-                if done.get(timeout=left):
-                    return True
-            except queue.Empty:
-                return False
-            time.sleep(min(0.005, left))
-        return False
+        return self._wait_until(self._transport.idle, timeout)
 
     def on_event(self, event: Connected | Disconnected | Refused) -> None:
         """Restore the session if needed and pass the event on."""

@@ -5,6 +5,7 @@ Other threads hand it closures through one deque and wake it; events go out thro
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections import deque
@@ -65,6 +66,8 @@ class LinkLoop:
             raise AsteroidError(
                 f"The link's thread has ended: {self.failure}.", "Restart the process."
             ) from self.failure
+        if self._stopping is not None:
+            raise AsteroidError("The link is closed.", "This is a mistake in the program: open a new one.")
         self._commands.append(command)
         self._transport.wake()
 
@@ -157,6 +160,27 @@ class LinkLoop:
             self._transport.publish(publication)
 
         self._call(command)
+
+    def ready(self, timeout: float) -> bool:
+        """Wait until all subscriptions so far are in force at the broker; return whether they are.
+
+        MQTT keeps nothing for who subscribes later: call this before telling others that they may send.
+        """
+        return self._wait_until(self._transport.subscribed, timeout)
+
+    def _wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
+        """Ask the thread until it says yes; it answers after all commands that were given before."""
+        answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0:
+            self._call(lambda: answers.put(self._transport.connected and condition()))
+            try:
+                if answers.get(timeout=left):
+                    return True
+            except queue.Empty:
+                return False
+            time.sleep(min(0.002, left))
+        return False
 
     def close(self, graceful: bool = True) -> None:
         """End the link; a graceful end means that the broker does not publish the will."""

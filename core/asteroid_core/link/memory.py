@@ -302,6 +302,10 @@ class MemoryTransport:
         """Whether another chunk may go."""
         return self._connected and not self._cut
 
+    def subscribed(self) -> bool:
+        """Subscriptions are in force at once."""
+        return self._connected
+
     def idle(self) -> bool:
         """Nothing waits here but what was published without a connection."""
         return not self._waiting

@@ -11,6 +11,7 @@ import select
 import socket
 import ssl
 import time
+from collections import deque
 from typing import Any
 from uuid import uuid4
 
@@ -58,11 +59,16 @@ class PahoTransport:
         self._will: WillFactory | None = None
         self._connection = ""
         self._topics: dict[int, str] = {}
+        """What the broker has not confirmed yet."""
+        self._subscribing: dict[int, tuple[Subscription, ...]] = {}
+        self._pending: deque[Publication] = deque()
+        self._max_inflight = MAX_INFLIGHT
         self._waker = Waker()
         self._client = client = mqtt.Client(
             CallbackAPIVersion.VERSION2, client_id=client_id, protocol=mqtt.MQTTv5, reconnect_on_failure=False
         )
         client.max_queued_messages_set(0)
+        client.max_inflight_messages_set(65535)  # paho takes a limit only before it knows the broker's; see _advance
         client.connect_timeout = broker.connect_timeout
         if broker.username is not None:
             client.username_pw_set(broker.username, broker.password)
@@ -88,6 +94,7 @@ class PahoTransport:
         """Connect and wait for the CONNACK."""
         self._handler, self._will = handler, will
         self._connack = self._lost = None
+        self._subscribing.clear()
         broker = self._broker
         properties = Properties(PacketTypes.CONNECT)
         properties.SessionExpiryInterval = broker.session_expiry
@@ -136,6 +143,7 @@ class PahoTransport:
         if sock in readable or (pending is not None and pending() > 0):
             client.loop_read()
         client.loop_misc()
+        self._advance()
 
     def publish(self, publication: Publication) -> None:
         """Queue a message; one that the broker would not take is refused here, as the broker would only hang up."""
@@ -145,8 +153,18 @@ class PahoTransport:
             reason = too_large(self._broker, publication.topic, size, self._max_packet)
             handler.on_event(Refused(publication.topic, reason))
             return
-        if not self.connected and not publication.durable:
-            return
+        if self.connected or publication.durable:
+            self._pending.append(publication)
+            self._advance()
+
+    def _advance(self) -> None:
+        """Hand queued messages to paho as far as the broker's Receive Maximum lets us."""
+        while self._pending and self.connected:
+            if self._pending[0].qos and len(self._topics) >= self._max_inflight:
+                return
+            self._hand_over(self._pending.popleft())
+
+    def _hand_over(self, publication: Publication) -> None:
         properties = Properties(PacketTypes.PUBLISH)
         if publication.response_topic is not None:
             properties.ResponseTopic = publication.response_topic
@@ -171,15 +189,20 @@ class PahoTransport:
         wanted = [(s.filter, SubscribeOptions(qos=s.qos, noLocal=s.no_local)) for s in subscriptions]
         _, mid = self._client.subscribe(wanted)
         if mid is not None:
-            self._topics[mid] = ", ".join(s.filter for s in subscriptions)
+            self._subscribing[mid] = subscriptions
 
     def room(self) -> bool:
         """One large message at a time waits in paho, which copies the rest of a packet at each partial send."""
-        return self.connected and not self._client.want_write() and len(self._topics) < MAX_INFLIGHT
+        free = not self._pending and len(self._topics) < self._max_inflight
+        return free and self.connected and not self._client.want_write()
+
+    def subscribed(self) -> bool:
+        """Whether every subscription is in force."""
+        return self.connected and not self._subscribing
 
     def idle(self) -> bool:
         """Whether nothing waits."""
-        return not self._client.want_write() and not self._topics
+        return not self._client.want_write() and not (self._topics or self._pending or self._subscribing)
 
     def wake(self) -> None:
         """End a ``poll`` from another thread."""
@@ -219,7 +242,7 @@ class PahoTransport:
         if code.is_failure or self._handler is None:
             return
         inflight = int(getattr(properties, "ReceiveMaximum", MAX_INFLIGHT))
-        client.max_inflight_messages_set(min(inflight, MAX_INFLIGHT))
+        self._max_inflight = min(inflight, MAX_INFLIGHT)
         self._max_packet = int(getattr(properties, "MaximumPacketSize", 256 << 20))
         self._handler.on_event(Connected(self._connection, bool(flags.session_present)))
 
@@ -243,7 +266,6 @@ class PahoTransport:
     def _on_subscribe(
         self, client: mqtt.Client, userdata: Any, mid: int, codes: list[ReasonCode], properties: Any
     ) -> None:
-        topic = self._topics.pop(mid, "")
-        for code in codes:
+        for subscription, code in zip(self._subscribing.pop(mid, ()), codes, strict=False):
             if code.is_failure and self._handler is not None:
-                self._handler.on_event(Refused(topic, publish_refused(topic, code.value)))
+                self._handler.on_event(Refused(subscription.filter, publish_refused(subscription.filter, code.value)))

@@ -199,7 +199,9 @@ class TensorLink(LinkLoop):
         A consumer that gathers many tensors before it works on any (a reduction over many parameters) must release
         them as it takes them, or the senders wait for credit that never comes.
         """
-        self._call(lambda: self._inbox.release(received.token))
+        # Not through _call: a consumer that still releases while the link is being closed has made no mistake.
+        self._commands.append(lambda: self._inbox.release(received.token))
+        self._transport.wake()
 
     def backlog(self, dst: str | None = None, kind: Kind | None = None) -> int:
         """Bytes that were handed to ``send`` and are not yet acknowledged; a multicast counts for each member."""

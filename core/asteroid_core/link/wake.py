@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 
 
 class Waker:
@@ -13,6 +14,8 @@ class Waker:
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
+        # Without it a late wake could write to a file that took the number of the closed pipe.
+        self._guard = threading.Lock()
         self._closed = False
 
     def fileno(self) -> int:
@@ -21,12 +24,13 @@ class Waker:
 
     def wake(self) -> None:
         """Make it readable."""
-        if self._closed:
-            return
-        try:
-            os.write(self._write, b"\0")
-        except BlockingIOError:
-            return  # the pipe is full, so it is readable already
+        with self._guard:
+            if self._closed:
+                return
+            try:
+                os.write(self._write, b"\0")
+            except BlockingIOError:
+                return  # the pipe is full, so it is readable already
 
     def drain(self) -> None:
         """Make it unreadable again."""
@@ -43,7 +47,8 @@ class Waker:
 
     def close(self) -> None:
         """Free the pipe."""
-        if not self._closed:
-            self._closed = True
-            os.close(self._read)
-            os.close(self._write)
+        with self._guard:
+            if not self._closed:
+                self._closed = True
+                os.close(self._read)
+                os.close(self._write)

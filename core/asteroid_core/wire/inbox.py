@@ -162,10 +162,13 @@ class Inbox:
             self.counters.beyond_credit += 1
             return None
         partial = pool.partial.get(number)
-        if number < pool.base or number in pool.ahead or (partial is not None and partial.have[header.chunk]):
+        if number < pool.base or number in pool.ahead:
             # Perhaps our acknowledgement was lost: the report that follows repeats it.
             self.counters.duplicate += 1
             self._acknowledge(pool, number)
+            return None
+        if partial is not None and partial.have[header.chunk]:
+            self.counters.duplicate += 1
             return None
         charge = self.flow.charge(len(body))
         too_many = partial is None and len(pool.partial) >= MAX_PARTIAL and number != pool.base

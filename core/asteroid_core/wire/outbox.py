@@ -296,11 +296,6 @@ class Outbox:
         out, self._acknowledged = self._acknowledged, []
         return out
 
-    def waiting_for(self) -> dict[str, int]:
-        """Receivers that have not acknowledged everything, with the number of transfers under way to each."""
-        out: dict[str, int] = {}
-        for pool in self._pools.values():
-            for transfer in pool.open.values():
-                for member in transfer.waiting:
-                    out[member] = out.get(member, 0) + 1
-        return out
+    def transfers(self) -> int:
+        """Tensors taken and not yet acknowledged by all their receivers."""
+        return sum(len(pool.open.keys() | {t.number for t in pool.unsent}) for pool in self._pools.values())
