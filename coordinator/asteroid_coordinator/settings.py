@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from asteroid_core.errors import InputError
+from asteroid_core.link.base import Broker
 from asteroid_core.plan import Frozen
 
 if sys.version_info >= (3, 11):
@@ -33,6 +34,7 @@ class Settings(Frozen):
         username: MQTT user, if the broker wants one.
         password_file: file with the password on its first line.
         ca: certificate authority of the broker (PEM); turns TLS on.
+        tls: TLS with the system's authorities.
         state_dir: jobs, events, checkpoints and exported models.
         link_bytes_per_s: take this link speed instead of measuring it.
     """
@@ -42,6 +44,7 @@ class Settings(Frozen):
     username: str | None = None
     password_file: Path | None = None
     ca: Path | None = None
+    tls: bool = False
     state_dir: Path = Field(default_factory=lambda: default_state_dir(os.environ))
     link_bytes_per_s: float | None = Field(default=None, gt=0)
 
@@ -49,6 +52,22 @@ class Settings(Frozen):
     def address(self) -> str:
         """``host:port``, for sentences."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def link_settings(self, *, keepalive: int = 60) -> Broker:
+        """Return how a link reaches the broker.
+
+        Raises:
+            InputError: the password file cannot be read.
+        """
+        return Broker(
+            host=self.host,
+            port=self.port,
+            username=self.username,
+            password=self.password(),
+            ca_file=str(self.ca) if self.ca is not None else None,
+            tls=self.tls,
+            keepalive=keepalive,
+        )
 
     def password(self, environ: Mapping[str, str] = os.environ) -> str | None:
         """Read the password: systemd's credential first, then the password file.
@@ -72,7 +91,7 @@ class Settings(Frozen):
 
 
 def default_state_dir(environ: Mapping[str, str]) -> Path:
-    """systemd's state directory, else ``$ASTEROID_STATE_DIR``, else the user's own one (XDG)."""
+    """Return ``$ASTEROID_STATE_DIR``, else systemd's state directory, else the user's own one (XDG)."""
     if given := environ.get("ASTEROID_STATE_DIR"):
         return Path(given)
     if service := environ.get("STATE_DIRECTORY"):
@@ -82,7 +101,7 @@ def default_state_dir(environ: Mapping[str, str]) -> Path:
 
 
 def default_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Settings files in order of preference; the first one that exists is read."""
+    """Settings files in order of preference; the first one that this user may read counts."""
     base = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME", "/")) / ".config")
     return (Path(base) / "asteroid" / "cli.toml", Path("/etc/asteroid/coordinator.toml"))
 
@@ -130,7 +149,7 @@ def load_settings(
     raw: dict[str, Any] = {}
     where = "settings"
     for path in default_files(environ) if files is None else files:
-        if path.is_file():
+        if path.is_file() and os.access(path, os.R_OK):
             raw, where = _read(path), str(path)
             break
     address = broker or environ.get("ASTEROID_BROKER")
@@ -145,8 +164,10 @@ def load_settings(
     given = {"username": username, "password_file": password_file, "ca": ca, "state_dir": state_dir}
     raw.update({key: value for key, value in given.items() if value is not None})
     if address:
-        raw["host"], raw["port"] = parse_address(address, TLS_PORT if raw.get("ca") else PORT)
-    elif raw.get("ca"):
+        raw["host"], raw["port"] = parse_address(address, TLS_PORT if raw.get("ca") or raw.get("tls") else PORT)
+        if address.strip().startswith("mqtts://"):
+            raw["tls"] = True
+    elif raw.get("ca") or raw.get("tls"):
         raw.setdefault("port", TLS_PORT)
     try:
         settings = Settings.model_validate(raw)

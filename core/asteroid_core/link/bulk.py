@@ -38,6 +38,9 @@ RECEIVE_BUFFER = 2 * MAX_PACKET
 OUT_BYTES = 1 << 20
 """Chunks wait in their tensors, not here: beyond this many queued bytes there is no room for another."""
 MAX_PIECES = 64
+QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)
+"""A broker without TCP_NODELAY waits for our delayed TCP acknowledgement (40 ms) before it sends a small message, and
+credits are small; Linux sends the acknowledgement at once if asked after each read."""
 PROBABLE_LIMIT = 256 << 20
 """MQTT's own limit of a packet, where the broker names none."""
 
@@ -198,6 +201,8 @@ class BulkTransport:
             if not got:
                 raise EOFError("it closed the connection")
             self._heard = time.monotonic()
+            if QUICKACK is not None:
+                sock.setsockopt(socket.IPPROTO_TCP, QUICKACK, 1)
             self._pinged = False
             self._end += got
             self._parse()
