@@ -115,6 +115,7 @@ class DeviceProfile(Frozen):
         top = max(t.batches[-1] for t in self.layers)
         seconds = sum(t.forward(top) + t.backward(top) for t in self.layers)
         return (
-            f"{top / seconds:.0f} samples/s alone at batch {top}, {self.bytes_per_s / 1e6:.0f} MB/s through the broker, "
+            f"{top / seconds:.0f} samples/s alone at batch {top}, "
+            f"{self.bytes_per_s / 1e6:.0f} MB/s through the broker, "
             f"{self.message_s * 1e3:.1f} ms a message"
         )

@@ -97,6 +97,7 @@ def _broker(config: WorkerConfig) -> Broker:
         mqtt.username,
         mqtt.password,
         ca_file=mqtt.ca_file,
+        tls=mqtt.tls,
         keepalive=60,
     )
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from asteroid_core.profile import DeviceProfile, LayerTimes
 
 from asteroid_agent.backend import open_backend
 from asteroid_agent.backend.base import Backend, SampleKeys
@@ -22,6 +21,7 @@ from asteroid_agent.worker.shell import WorkerShell
 from asteroid_core.clock import Clock
 from asteroid_core.errors import ProgramError, WireError
 from asteroid_core.ids import COORDINATOR
+from asteroid_core.profile import DeviceProfile, LayerTimes
 from asteroid_core.program import StageProgram
 from asteroid_core.randomness import example_inputs, example_state, example_targets
 from asteroid_core.spec import OptimizerSpec
