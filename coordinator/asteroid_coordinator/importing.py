@@ -75,7 +75,7 @@ def import_job(spec: JobSpec) -> Imports:
     Raises:
         InputError: unknown model, missing data, a model that cannot be exported or cut, data that does not fit it.
     """
-    source = open_source(spec.data, seed=spec.train.seed)
+    source = open_source(spec.data, seed=spec.train.seed, dtype=spec.train.dtype)
     split = Split.of(len(source), spec.data.validation, spec.train.seed)
     if len(split.training) < spec.train.batch:
         raise InputError(

@@ -19,7 +19,7 @@ from asteroid_coordinator.importing import Imports
 from asteroid_coordinator.settings import Settings
 from asteroid_coordinator.store import Store
 from asteroid_core.errors import InputError
-from asteroid_core.link.base import TensorLink
+from asteroid_core.link.tensors import TensorLink
 from asteroid_core.profile import DeviceProfile
 from asteroid_core.spec import JobSpec
 from asteroid_core.wire.messages import Command, ProfilePart, WorkerStatus
@@ -149,9 +149,7 @@ class Profiler:
             "Start an agent on each device (systemctl start asteroid-agent) and look with: asteroid devices",
         )
 
-    def _run(
-        self, bundle: bytes, todo: dict[str, Device], say: Say
-    ) -> tuple[dict[str, DeviceProfile], dict[str, str]]:
+    def _run(self, bundle: bytes, todo: dict[str, Device], say: Say) -> tuple[dict[str, DeviceProfile], dict[str, str]]:
         link = self._open_link(self._job)
         link.set_generation(1)
         failed: dict[str, str] = {}

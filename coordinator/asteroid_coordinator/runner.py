@@ -50,13 +50,13 @@ from asteroid_coordinator.job.state import (
     WorkerFinished,
 )
 from asteroid_coordinator.narrator import Narrator
-from asteroid_coordinator.planner import plan_job
+from asteroid_coordinator.planning import plan_job
 from asteroid_coordinator.profiling import Profiler
 from asteroid_coordinator.scoreboard import Scoreboard
 from asteroid_core.errors import AsteroidError, InputError
 from asteroid_core.feeding import Feeder
 from asteroid_core.ids import COORDINATOR
-from asteroid_core.link.base import TensorLink
+from asteroid_core.link.tensors import TensorLink
 from asteroid_core.plan import Plan
 from asteroid_core.rounds import passes
 from asteroid_core.spec import JobSpec
@@ -150,7 +150,7 @@ class JobRunner(threading.Thread):
         """Take events until the job has ended."""
         self.narrator.keep("job_spec", JobSpecMessage(job=self.spec.name, spec=self.spec))
         try:
-            while not (self.job.phase in ENDED):
+            while self.job.phase not in ENDED:
                 self._take(self.inbox.get())
         finally:
             self._close()
@@ -327,14 +327,16 @@ class JobRunner(threading.Thread):
         return max(1, self.job.rounds // 10) if every == "auto" else every
 
     def _send_program(self, agent: str) -> None:
-        assert self._link is not None and self.job.plan is not None
+        assert self._link is not None
+        assert self.job.plan is not None
         number = self.job.plan.stage_of(agent)
         generation = self.job.generation
         self._link.send(agent, Tag(Kind.PROGRAM, generation), Tensor.of_bytes(self._sent.program[number]))
         self._link.send(agent, Tag(Kind.STATE, generation), Tensor.of_bytes(self._sent.state[number]))
 
     def _feed(self, start_round: int) -> None:
-        assert self._link is not None and self.job.plan is not None
+        assert self._link is not None
+        assert self.job.plan is not None
         imports = self._need()
         plan = self.job.plan
         steps = passes(imports.round_plan(plan), start_round, imports.validation, self.spec.train.validate_every)

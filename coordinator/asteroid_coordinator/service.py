@@ -117,10 +117,7 @@ class Coordinator:
         self._store.close()
 
     def _broker(self) -> Broker:
-        s = self.settings
-        return Broker(
-            s.host, s.port, s.username, s.password(), ca_file=str(s.ca) if s.ca else None, keepalive=5, connect_timeout=5.0
-        )
+        return self.settings.link_settings(keepalive=5)
 
     def _will(self, connection: str) -> Will:
         status = CoordinatorStatus(state="lost", connection=connection, session=self.session)
@@ -262,7 +259,12 @@ class Coordinator:
             answer = self._answer(request)
         except AsteroidError as error:
             answer = Answer(
-                id=request.id, ok=False, exit_code=error.exit_code, what=error.what, remedy=error.remedy, job=request.job
+                id=request.id,
+                ok=False,
+                exit_code=error.exit_code,
+                what=error.what,
+                remedy=error.remedy,
+                job=request.job,
             )
         self._publish(topics.build("coordinator_answer", client=client), encode(answer), False)
 
@@ -369,5 +371,3 @@ def _own(message: Any, fields: Mapping[str, str]) -> Any:
     if message.agent != fields["agent"]:
         raise WireError(f"a message about {message.agent} came on a topic of {fields['agent']}.")
     return message
-
-

@@ -67,9 +67,13 @@ def write_tensors(
             raise AsteroidError(f"The tensor {name} has type {array.dtype}, which cannot be kept.", "Use numbers.")
         header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [at, at + array.nbytes]}
         at += array.nbytes
-    head = json.dumps(header, separators=(",", ":")).encode()
+    head: bytes = json.dumps(header, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
-    blocks = (len(head).to_bytes(8, "little"), head, *(_bytes_of(array) for _, array in ordered))
+    blocks: tuple[bytes | memoryview, ...] = (
+        len(head).to_bytes(8, "little"),
+        head,
+        *(_bytes_of(array) for _, array in ordered),
+    )
     return write_file(path, *blocks)
 
 

@@ -90,6 +90,10 @@ class PlanSpec(Frozen):
     """only these; empty: every ready device"""
     layers: int = Field(default=24, ge=1, le=1000)
     """the graph is coarsened to at most this many layers before planning"""
+    stages: int | None = Field(default=None, ge=1)
+    """exactly so many stages; default: as many as is fastest"""
+    all_devices: bool = False
+    """leave no device out, even where that is slower"""
     fixed: str | None = None
     """a plan by hand: ``0-3 a:4 b:4 | 4-7 c:8``"""
 

@@ -1,0 +1,113 @@
+"""What a planner is given: layers, what each device does with them, what it lends, how big a round is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from asteroid_core.memory import LayerSums, Memory
+from asteroid_core.plan import Order, Tie
+from asteroid_core.profile import DeviceProfile, LayerInfo
+from asteroid_core.spec import OptimizerSpec
+
+
+@dataclass(frozen=True)
+class Site:
+    """One device as the planner sees it.
+
+    Attributes:
+        name: of the device.
+        profile: its measured times.
+        budget_mb: memory that its owner lends.
+    """
+
+    name: str
+    profile: DeviceProfile
+    budget_mb: float
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the job asks of a plan.
+
+    Attributes:
+        batch: samples of a round.
+        micro_sizes: micro-batch sizes that may be used; each divides ``batch``.
+        order: 1F1B or GPipe.
+        stages: exactly this many, if given.
+        all_devices: leave no device out.
+    """
+
+    batch: int
+    micro_sizes: tuple[int, ...]
+    order: Order = "1f1b"
+    stages: int | None = None
+    all_devices: bool = False
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Everything that decides a plan.
+
+    Attributes:
+        layers: of the model.
+        sites: devices that may take part.
+        wishes: of the job.
+        optimizer: for the memory of its moments.
+        tied: for each parameter that several layers use, those layers.
+    """
+
+    layers: tuple[LayerInfo, ...]
+    sites: tuple[Site, ...]
+    wishes: Wishes
+    optimizer: OptimizerSpec
+    tied: Mapping[str, tuple[int, ...]]
+
+    @cached_property
+    def sums(self) -> LayerSums:
+        """Sums over runs of layers."""
+        return LayerSums(self.layers)
+
+    @cached_property
+    def _times(self) -> dict[tuple[str, int], tuple[list[float], list[float]]]:
+        return {}
+
+    def times(self, site: Site, samples: int) -> tuple[list[float], list[float]]:
+        """Prefix sums of forward and backward seconds over the layers, for a share of ``samples``."""
+        key = (site.name, samples)
+        if key not in self._times:
+            forward, backward = [0.0], [0.0]
+            for layer in site.profile.layers:
+                forward.append(forward[-1] + layer.forward(samples))
+                backward.append(backward[-1] + layer.backward(samples))
+            self._times[key] = (forward, backward)
+        return self._times[key]
+
+    def compute(self, site: Site, lo: int, hi: int, samples: int) -> tuple[float, float]:
+        """Seconds of forward and backward of layers ``[lo, hi)`` (Asteroid, Eq. 8, one device)."""
+        if samples == 0:
+            return 0.0, 0.0
+        forward, backward = self.times(site, samples)
+        return forward[hi] - forward[lo], backward[hi] - backward[lo]
+
+    def step(self, site: Site, lo: int, hi: int) -> float:
+        """Seconds of the optimizer step."""
+        return sum(layer.step_s for layer in site.profile.layers[lo:hi])
+
+    def memory(self, site: Site, lo: int, hi: int, samples: int, alive: int, replicas: int) -> Memory:
+        """Memory of a share, see ``core.memory``."""
+        return self.sums.memory(lo, hi, samples, alive, self.optimizer, replicas, site.profile.runtime_mb)
+
+    def fits(self, site: Site, lo: int, hi: int, samples: int, alive: int, replicas: int) -> bool:
+        """Whether the device lends that much."""
+        return self.memory(site, lo, hi, samples, alive, replicas).total <= site.budget_mb * 1e6
+
+    def ties(self, cuts: Sequence[tuple[int, int]]) -> tuple[Tie, ...]:
+        """Parameters that several of the stages ``[lo, hi)`` hold."""
+        out = []
+        for name, layers in sorted(self.tied.items()):
+            stages = tuple(i for i, (lo, hi) in enumerate(cuts) if any(lo <= layer < hi for layer in layers))
+            if len(stages) > 1:
+                out.append(Tie(name=name, stages=stages))
+        return tuple(out)

@@ -1,0 +1,69 @@
+"""From a job and what was measured to the planner's problem."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from asteroid_coordinator.cluster.registry import Device
+from asteroid_coordinator.planner import Outcome, make_plan
+from asteroid_coordinator.planner.problem import Problem, Site, Wishes
+from asteroid_core.errors import InputError
+from asteroid_core.profile import DeviceProfile
+from asteroid_core.spec import JobSpec
+
+if TYPE_CHECKING:
+    from asteroid_coordinator.importing import Imports
+
+LARGEST_MICRO = 32
+"""Largest micro-batch that is planned when the job leaves it open."""
+
+
+def micro_sizes(spec: JobSpec) -> tuple[int, ...]:
+    """Micro-batch sizes that may be planned: the job's own, or the divisors of its batch that are not too large."""
+    batch = spec.train.batch
+    if isinstance(spec.train.micro_batch, int):
+        return (spec.train.micro_batch,)
+    return tuple(size for size in range(min(batch, LARGEST_MICRO), 0, -1) if batch % size == 0)
+
+
+def plan_job(
+    spec: JobSpec,
+    imports: Imports,
+    profiles: Mapping[str, DeviceProfile],
+    devices: Mapping[str, Device],
+    generation: int,
+) -> Outcome:
+    """Plan a job over the devices that are there.
+
+    Args:
+        spec: the job.
+        imports: its model.
+        profiles: measured profile of each device.
+        devices: what the devices lend, by the same names.
+        generation: of the plan.
+
+    Raises:
+        InputError: a plan by hand that cannot be used, or too few devices for the wanted stages.
+        PlanError: nothing fits.
+    """
+    sites = []
+    for name in sorted(profiles):
+        info = devices[name].info
+        assert info is not None, "a device is present only once its hardware is known"
+        sites.append(Site(name, profiles[name], float(info.budget_mb)))
+    wanted = spec.plan.stages
+    if wanted is not None and wanted > min(len(sites), len(imports.model.layers)):
+        raise InputError(
+            f"plan.stages asks for {wanted} stages, but there are {len(sites)} devices and "
+            f"{len(imports.model.layers)} layers.",
+            "Ask for fewer stages, or start more agents.",
+        )
+    problem = Problem(
+        layers=imports.model.layers,
+        sites=tuple(sites),
+        wishes=Wishes(spec.train.batch, micro_sizes(spec), spec.plan.order, wanted, spec.plan.all_devices),
+        optimizer=spec.optimizer,
+        tied=imports.model.ties,
+    )
+    return make_plan(problem, generation, spec.plan.planner, spec.plan.fixed)
