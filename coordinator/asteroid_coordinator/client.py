@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 
+from asteroid_coordinator.settings import Settings
 from asteroid_core.errors import AsteroidError, BrokerError, InputError, WireError
 from asteroid_core.link.base import Message as Incoming
 from asteroid_core.link.base import Refused, Subscription
@@ -22,7 +23,6 @@ from asteroid_core.spec import JobSpec
 from asteroid_core.wire import messages
 from asteroid_core.wire.messages import Answer, CoordinatorStatus, Message, Request, decode, encode
 from asteroid_core.wire.topics import BY_KEY, build, parse, pattern
-from asteroid_coordinator.settings import Settings
 
 JOB_TOPICS = ("job_state", "job_plan", "job_metrics", "job_events")
 DEVICE_TOPICS = ("agent_status", "agent_info", "agent_telemetry", "agent_worker")
@@ -191,7 +191,8 @@ class Client:
         self.refused.append(event)
         if event.topic == build("coordinator_request", client=self.name):
             raise BrokerError(
-                event.reason, f"Give the user the right to write to {pattern('coordinator_request')} in the broker's rules."
+                event.reason,
+                f"Give the user the right to write to {pattern('coordinator_request')} in the broker's rules.",
             )
 
     def _read(self, topic: str, payload: bytes, retained: bool) -> Heard | None:
@@ -226,5 +227,7 @@ def _checked(answer: Answer) -> Answer:
     if answer.ok:
         return answer
     raise CoordinatorError(
-        answer.what or "The coordinator refused the request.", answer.remedy, answer.exit_code or AsteroidError.exit_code
+        answer.what or "The coordinator refused the request.",
+        answer.remedy,
+        answer.exit_code or AsteroidError.exit_code,
     )

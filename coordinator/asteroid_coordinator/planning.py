@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from asteroid_coordinator.cluster.registry import Device
 from asteroid_coordinator.planner import Outcome, make_plan
+from asteroid_coordinator.planner.fixed import named
 from asteroid_coordinator.planner.problem import Problem, Site, Wishes
 from asteroid_core.errors import InputError
 from asteroid_core.profile import DeviceProfile
@@ -52,8 +53,13 @@ def plan_job(
         info = devices[name].info
         assert info is not None, "a device is present only once its hardware is known"
         sites.append(Site(name, profiles[name], float(info.budget_mb)))
-    wanted = spec.plan.stages
-    if wanted is not None and wanted > min(len(sites), len(imports.model.layers)):
+    wanted, fixed = spec.plan.stages, spec.plan.fixed
+    most = min(len(sites), len(imports.model.layers))
+    if generation > 1:
+        # What a person asked of the first plan cannot bind the one that must do with what is left.
+        wanted = min(wanted, most) if wanted is not None else None
+        fixed = fixed if fixed is not None and named(fixed) <= set(profiles) else None
+    if wanted is not None and wanted > most:
         raise InputError(
             f"plan.stages asks for {wanted} stages, but there are {len(sites)} devices and "
             f"{len(imports.model.layers)} layers.",
@@ -66,4 +72,4 @@ def plan_job(
         optimizer=spec.optimizer,
         tied=imports.model.ties,
     )
-    return make_plan(problem, generation, spec.plan.planner, spec.plan.fixed)
+    return make_plan(problem, generation, spec.plan.planner, fixed)

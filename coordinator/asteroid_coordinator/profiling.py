@@ -44,6 +44,7 @@ class _News:
     device: str
     state: str
     reason: str = ""
+    connection: str = ""
     part: ProfilePart | None = None
 
 
@@ -72,7 +73,7 @@ class Profiler:
     def worker(self, job: str, status: WorkerStatus) -> None:
         """Take a worker's state."""
         if job == self._job:
-            self._news.put(_News(status.agent, status.state, status.reason))
+            self._news.put(_News(status.agent, status.state, status.reason, status.connection))
 
     def part(self, part: ProfilePart) -> None:
         """Take a part of a profile."""
@@ -90,8 +91,12 @@ class Profiler:
 
     # Called by the job's thread
 
-    def measure(self, spec: JobSpec, imports: Imports, say: Say) -> tuple[dict[str, DeviceProfile], dict[str, str]]:
+    def measure(
+        self, spec: JobSpec, imports: Imports, say: Say, cancelled: Callable[[], bool]
+    ) -> tuple[dict[str, DeviceProfile], dict[str, str]]:
         """Return the profile of each device, and why the others have none.
+
+        Once ``cancelled`` says so, what was measured until then is returned.
 
         Raises:
             InputError: no device is there.
@@ -113,7 +118,7 @@ class Profiler:
                 say("profiled", f"{len(done)} devices are known already")
                 return done, {}
             say("profiling", f"measuring {len(imports.model.layers)} layers on {', '.join(sorted(todo))}")
-            measured, failed = self._run(bundle, todo, say)
+            measured, failed = self._run(bundle, todo, say, cancelled)
             for name, profile in measured.items():
                 self._store.put_profile(name, key, _backends(todo[name]), profile.to_text())
             return done | measured, failed
@@ -149,20 +154,23 @@ class Profiler:
             "Start an agent on each device (systemctl start asteroid-agent) and look with: asteroid devices",
         )
 
-    def _run(self, bundle: bytes, todo: dict[str, Device], say: Say) -> tuple[dict[str, DeviceProfile], dict[str, str]]:
+    def _run(
+        self, bundle: bytes, todo: dict[str, Device], say: Say, cancelled: Callable[[], bool]
+    ) -> tuple[dict[str, DeviceProfile], dict[str, str]]:
         link = self._open_link(self._job)
         link.set_generation(1)
         failed: dict[str, str] = {}
         parts: dict[str, dict[int, str]] = {}
         done: dict[str, DeviceProfile] = {}
-        sent: set[str] = set()
+        sent: dict[str, str] = {}
+        """device: the connection of the worker that was sent the layers"""
         try:
             for device in todo:
                 self._command(device, self._ask("profile"))
             last = time.monotonic()
-            while len(done) + len(failed) < len(todo):
+            while len(done) + len(failed) < len(todo) and not cancelled():
                 try:
-                    news = self._news.get(timeout=1.0)
+                    news = self._news.get(timeout=0.5)
                 except queue.Empty:
                     if time.monotonic() - last > SILENT_S:
                         for device in set(todo) - set(done) - set(failed):
@@ -173,8 +181,10 @@ class Profiler:
                     continue
                 last = time.monotonic()
                 if news.state == "loading" and device not in sent:
-                    sent.add(device)
+                    sent[device] = news.connection
                     link.send(device, Tag(Kind.PROGRAM, 1), Tensor.of_bytes(bundle))
+                elif news.state == "lost" and news.connection and news.connection != sent.get(device):
+                    continue  # the late will of a worker that this one has replaced
                 elif news.state in ("failed", "lost") or (news.state == "exited" and device in sent):
                     failed[device] = news.reason or f"its profile worker is {news.state}"
                 elif news.part is not None:

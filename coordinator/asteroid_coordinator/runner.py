@@ -45,6 +45,7 @@ from asteroid_coordinator.job.state import (
     RoundDone,
     Say,
     SendProgram,
+    StopAsked,
     StopFeed,
     Submitted,
     WorkerFinished,
@@ -133,6 +134,7 @@ class JobRunner(threading.Thread):
         self._score: Scoreboard | None = None
         self._state: dict[str, npt.NDArray[np.generic]] = {}
         self._ended = threading.Event()
+        self._cancelled = threading.Event()
         latest = self._checkpoints.latest() if resume else None
         durable = latest.rounds if latest is not None else 0
         self.inbox.put(Submitted(mode, durable, generation))
@@ -141,6 +143,11 @@ class JobRunner(threading.Thread):
     def ended(self) -> bool:
         """Whether the job is over."""
         return self._ended.is_set()
+
+    def stop(self) -> None:
+        """Ask it to stop; a measurement that is under way is given up."""
+        self._cancelled.set()
+        self.inbox.put(StopAsked())
 
     def wait(self, timeout: float) -> bool:
         """Wait for the end."""
@@ -237,8 +244,10 @@ class JobRunner(threading.Thread):
     def _profile(self) -> None:
         imports = self._need()
         profiles, failed = self._shell.profiler().measure(
-            self.spec, imports, lambda kind, text: self.narrator.event(kind, text)
+            self.spec, imports, lambda kind, text: self.narrator.event(kind, text), self._cancelled.is_set
         )
+        if self._cancelled.is_set():
+            return  # the inbox holds why
         imports.profiles.update(profiles)
         self.inbox.put(Profiled(tuple(sorted(profiles)), tuple(failed.items())))
 
@@ -454,5 +463,5 @@ def _of_stage(state: Arrays, names: frozenset[str]) -> dict[str, npt.NDArray[np.
     for key, value in state.items():
         owner = key.split("/")[1] if key.startswith("opt/") and key.count("/") == 2 else key
         if owner in names or (key.startswith("opt/") and key.count("/") == 1):
-            out[key] = np.ascontiguousarray(value)
+            out[key] = np.asarray(value, order="C")
     return out

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from asteroid_coordinator.cluster.registry import Found, Lost, Registry
-from asteroid_coordinator.job.state import Broken, DeviceBack, DeviceGone, Mode, StopAsked, WorkerMoved
+from asteroid_coordinator.job.state import Broken, DeviceBack, DeviceGone, Mode, WorkerMoved
 from asteroid_coordinator.profiling import Profiler
 from asteroid_coordinator.runner import JobRunner, Shell
 from asteroid_coordinator.settings import Settings
@@ -70,7 +70,6 @@ class Coordinator:
         self._control: ControlLink | None = None
         self._connection = ""
         self._jobs: dict[str, JobRunner] = {}
-        self._workers: dict[tuple[str, str], WorkerStatus] = {}
         self._profilers: list[Profiler] = []
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -105,7 +104,7 @@ class Coordinator:
         if self._control is not None and self._online.is_set() and self._failure is None:
             for runner in self._jobs.values():
                 if not runner.ended:
-                    runner.inbox.put(StopAsked())
+                    runner.stop()
             for runner in self._jobs.values():
                 runner.wait(10.0)
             self._say("offline")
@@ -215,15 +214,13 @@ class Coordinator:
 
     def _on_agent_worker(self, fields: Mapping[str, str], payload: bytes) -> None:
         status = _own(decode(WorkerStatus, payload), fields)
-        key = (status.agent, fields["job"])
-        old = self._workers.get(key)
-        if status.state == "lost" and old is not None and old.connection != status.connection:
-            return  # the late will of an older connection
-        self._workers[key] = status
+        if status.session != self.session:
+            return  # a worker of an earlier start; its supervisor replaces it when the job needs the device
         for profiler in self._profilers:
             profiler.worker(fields["job"], status)
         if runner := self._jobs.get(fields["job"]):
-            runner.inbox.put(WorkerMoved(status.agent, status.state, status.generation, status.reason))
+            moved = WorkerMoved(status.agent, status.state, status.generation, status.reason, status.connection)
+            runner.inbox.put(moved)
 
     def _on_agent_report(self, fields: Mapping[str, str], payload: bytes) -> None:
         report = _own(decode(Report, payload), fields)
@@ -276,7 +273,7 @@ class Coordinator:
                 mode: Mode = "train" if request.verb == "submit" else request.verb
                 return Answer(id=request.id, ok=True, job=self._submit(request.spec, mode))
             case "stop":
-                self._running(request.job).inbox.put(StopAsked())
+                self._running(request.job).stop()
                 return Answer(id=request.id, ok=True, job=request.job)
             case "resume":
                 return Answer(id=request.id, ok=True, job=self._resume(request.job))

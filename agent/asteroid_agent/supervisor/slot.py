@@ -128,26 +128,26 @@ def exited(state: State, worker: Worker, event: ChildExited) -> Answer:
 def last_word(worker: Worker, event: ChildExited) -> Word:
     """Return what is said about a worker that has ended."""
     heard = worker.heard
-    job, dead = worker.launch.job, heard.connection if heard is not None else ""
+    job, session = worker.launch.job, worker.launch.session
+    dead = heard.connection if heard is not None else ""
     generation = max(worker.launch.generation, heard.generation if heard is not None else 0)
     if heard is not None and heard.state == "failed" and heard.reason:
-        return Word(job, "failed", generation, heard.reason, dead)
+        return Word(job, "failed", generation, heard.reason, dead, session)
     if worker.stopping:
-        return Word(job, "exited", generation, worker.stopping, dead)
+        return Word(job, "exited", generation, worker.stopping, dead, session)
     if event.error:
-        return Word(job, "failed", generation, f"could not be started: {event.error}", dead)
+        return Word(job, "failed", generation, f"could not be started: {event.error}", dead, session)
     if event.code == 0:
-        return Word(
-            job, "exited", generation, "done" if heard is not None and heard.state == "done" else "exit code 0", dead
-        )
+        reason = "done" if heard is not None and heard.state == "done" else "exit code 0"
+        return Word(job, "exited", generation, reason, dead, session)
     if event.code is not None:
-        return Word(job, "failed", generation, f"exit code {event.code}", dead, final=False)
+        return Word(job, "failed", generation, f"exit code {event.code}", dead, session, final=False)
     reason = {
         "no": f"killed by {event.signal}",
         "perhaps": f"killed by {event.signal} (out of memory?)",
         "yes": "out of memory",
     }[event.oom]
-    return Word(job, "failed", generation, reason, dead, final=False)
+    return Word(job, "failed", generation, reason, dead, session, final=False)
 
 
 def remember(state: State, word: Word) -> Answer:
@@ -181,6 +181,7 @@ def publish_word(state: State, word: Word) -> list[Effect]:
         state=word.state,
         connection=state.connection,
         generation=word.generation,
+        session=word.session,
         reason=word.reason,
     )
     return [Publish(_topic(state, word.job), encode(status), retain=True)]
@@ -251,12 +252,14 @@ def _heard_alive(state: State, worker: Worker, status: WorkerStatus, retain: boo
 def _leftover(state: State, status: WorkerStatus) -> Answer:
     """A worker of an earlier life of this agent: it ended with that life, whatever its topic says."""
     if status.state in FINAL:
-        word = Word(status.job, status.state, status.generation, status.reason, status.connection, said=True)
+        word = Word(
+            status.job, status.state, status.generation, status.reason, status.connection, status.session, said=True
+        )
         words = (*state.words, word)
         gone = words[:-WORDS_KEPT]
         state = replace(state, words=words[-WORDS_KEPT:])
         return state, [Publish(_topic(state, old.job), b"", retain=True) for old in gone]
-    word = Word(status.job, "failed", status.generation, "the agent was restarted", status.connection)
+    word = Word(status.job, "failed", status.generation, "the agent was restarted", status.connection, status.session)
     return remember(state, word)
 
 

@@ -96,6 +96,7 @@ class Word:
         generation: of the worker.
         reason: a sentence.
         dead: connection id of the worker, empty if it never said one.
+        session: the coordinator's start that asked for it.
         final: whether a late ``failed`` of the worker itself cannot tell more.
         said: whether it was published; a broker that kept our session has it then.
     """
@@ -105,6 +106,7 @@ class Word:
     generation: int
     reason: str
     dead: str = ""
+    session: str = ""
     final: bool = True
     said: bool = False
 

@@ -51,6 +51,7 @@ class Shell:
             state=state,
             connection=connection,
             generation=generation,
+            session=self._config.session,
             reason=reason,
         )
 

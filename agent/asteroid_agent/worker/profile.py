@@ -141,7 +141,7 @@ def profile_device(
         link.release(received)
     bytes_per_s, message_s = probe(link, config.agent, 1, clock, lambda: shell.messages(0.0))
     runtime_mb = resident_mb()
-    layers = measure(bundle, config.cores, clock, lambda done, total: log.info("measured %d of %d", done, total))
+    layers = measure(bundle, config.cores, clock, lambda done, total: log.debug("measured %d of %d", done, total))
     return DeviceProfile(
         device=config.agent,
         backend="torch",

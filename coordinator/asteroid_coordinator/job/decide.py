@@ -167,7 +167,11 @@ def _worker(job: Job, event: WorkerMoved) -> Answer:
     if plan is None or event.agent not in plan.devices or job.phase not in ("preparing", "running"):
         return job, []
     if event.state in _GONE:
+        if event.state == "lost" and (event.agent, event.connection) not in job.connections:
+            return job, []  # the late will of an older connection, or of a worker that this one has replaced
         return _gone(job, event.agent, event.reason or f"its worker is {event.state}")
+    others = tuple(c for c in job.connections if c[0] != event.agent)
+    job = replace(job, connections=(*others, (event.agent, event.connection)))
     if event.generation != job.generation:
         return job, []
     if event.state == "loading" and job.phase == "preparing":

@@ -31,6 +31,7 @@ class Job:
         ready: workers that hold their stage of this generation.
         reported: for each round not yet completed, the workers that have reported it.
         finished: workers that have nothing left to do.
+        connections: the connection that each device's worker last spoke on; the will of another one says nothing.
         excluded: devices left out until they are born again, with the reason.
     """
 
@@ -46,6 +47,7 @@ class Job:
     ready: frozenset[str] = frozenset()
     reported: tuple[tuple[int, frozenset[str]], ...] = ()
     finished: frozenset[str] = frozenset()
+    connections: tuple[tuple[str, str], ...] = ()
     excluded: tuple[tuple[str, str], ...] = ()
     reason: str = ""
     remedy: str = ""
@@ -94,6 +96,7 @@ class WorkerMoved:
     state: str
     generation: int
     reason: str = ""
+    connection: str = ""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,11 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _SHARE = re.compile(r"([A-Za-z0-9_-]+):(\d+)")
 
 
+def named(text: str) -> frozenset[str]:
+    """Devices that a plan by hand names."""
+    return frozenset(match[1] for match in _SHARE.finditer(text))
+
+
 def fixed_plan(text: str, problem: Problem, generation: int) -> Plan:
     """Read a plan by hand.
 

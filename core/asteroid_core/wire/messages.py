@@ -120,6 +120,8 @@ class WorkerStatus(Message):
     state: WorkerState
     connection: str
     generation: int = 0
+    session: str = ""
+    """the coordinator's start that asked for it"""
     reason: str = ""
 
 
