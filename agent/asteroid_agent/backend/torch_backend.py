@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -210,7 +211,7 @@ class TorchBackend:
     def squared_norm(self, shared: Sequence[str]) -> float:
         """Return the squared L2 norm of the stage's own gradients and of the shared parameters named here."""
         params = [*self._own, *(self._tensors[name] for name in shared)]
-        return sum(float(torch.linalg.vector_norm(p.grad)) ** 2 for p in params if p.grad is not None)
+        return math.fsum(float(torch.linalg.vector_norm(p.grad)) ** 2 for p in params if p.grad is not None)
 
     def _dtype(self) -> str:
         return next((t.dtype for t in self._program.tensors if t.dtype.startswith("float")), "float32")
