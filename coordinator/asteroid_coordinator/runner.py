@@ -198,7 +198,9 @@ class JobRunner(threading.Thread):
                 if metrics.kind == "validation":
                     accuracy = "" if metrics.accuracy is None else f", accuracy {metrics.accuracy:.2%}"
                     self.narrator.event(
-                        "validation", f"round {metrics.round + 1}: loss {metrics.loss or 0.0:.4f}{accuracy}"
+                        "validation",
+                        f"round {metrics.round + 1}: loss {metrics.loss or 0.0:.4f}{accuracy}",
+                        {"round": metrics.round, "loss": metrics.loss, "accuracy": metrics.accuracy},
                     )
         if report.kind == "round":
             return [RoundDone(report.agent, report.generation, report.round)]

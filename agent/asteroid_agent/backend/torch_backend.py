@@ -50,7 +50,7 @@ class TorchBackend:
     ) -> None:
         self._program = program
         self._spec = optimizer
-        self._device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._device = device or best_device()
         self._tensors = {t.name: self._load(t.name, t.shape, t.dtype, t.trainable, state) for t in program.tensors}
         self._params = [self._tensors[t.name] for t in program.params]
         self._own = [self._tensors[t.name] for t in program.params if not t.shared]
@@ -260,6 +260,11 @@ class TorchBackend:
                     if value is not None:
                         out[f"opt/{spec.name}/{slot}"] = np.array(value.detach().cpu().numpy())
         return out
+
+
+def best_device() -> torch.device:
+    """CUDA if there is one, else the processor."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def from_wire(tensor: Tensor, device: torch.device) -> torch.Tensor:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from safetensors.numpy import load as load_safetensors
 from safetensors.numpy import save as save_safetensors
 
-from asteroid_agent.backend import open_backend
+from asteroid_agent.backend import check_answer, open_backend
 from asteroid_agent.worker.config import WorkerConfig
 from asteroid_agent.worker.ports import TensorPort
 from asteroid_agent.worker.runner import StageRunner, group_name
@@ -105,6 +105,7 @@ class Session:
         )
         program = StageProgram.from_bytes(sent[Kind.PROGRAM], assignment.program_sha256)
         state = load_safetensors(sent[Kind.STATE])
+        check_answer(assignment.backend, program)
         backend = open_backend(assignment.backend, program, state, assignment.optimizer, self._config.cores)
         self._tell("ready", generation, "")
 

@@ -7,9 +7,9 @@ newer peer of the same protocol may add some. ``decode`` is the one place that s
 from __future__ import annotations
 
 import json
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, PlainSerializer, ValidationError
 
 from asteroid_core import PROTOCOL, __version__
 from asteroid_core.costs import Costs
@@ -19,6 +19,10 @@ from asteroid_core.spec import DataSpec, JobSpec, OptimizerSpec, TrainSpec
 
 MAX_BYTES = 16 * 1024
 """Control payloads stay below this, so that every viewer shows them."""
+
+
+Figure = Annotated[float, PlainSerializer(lambda value: float(f"{value:.5g}"), return_type=float, when_used="json")]
+"""A measured number: five digits on the wire are what a person reads and more than it is exact to."""
 
 
 class Message(Frozen):
@@ -73,19 +77,19 @@ class Telemetry(Message):
     """How a device feels; null where a probe does not exist or failed."""
 
     agent: str
-    uptime_s: float | None = None
-    cpu_percent: float | None = None
-    load1: float | None = None
-    memory_total_mb: float | None = None
-    memory_available_mb: float | None = None
-    swap_used_mb: float | None = None
-    temperature_c: float | None = None
+    uptime_s: Figure | None = None
+    cpu_percent: Figure | None = None
+    load1: Figure | None = None
+    memory_total_mb: Figure | None = None
+    memory_available_mb: Figure | None = None
+    swap_used_mb: Figure | None = None
+    temperature_c: Figure | None = None
     throttled: bool | None = None
-    power_w: float | None = None
-    net_rx_bytes: float | None = None
-    net_tx_bytes: float | None = None
-    gpu_percent: float | None = None
-    gpu_memory_used_mb: float | None = None
+    power_w: Figure | None = None
+    net_rx_bytes: Figure | None = None
+    net_tx_bytes: Figure | None = None
+    gpu_percent: Figure | None = None
+    gpu_memory_used_mb: Figure | None = None
 
 
 class Command(Message):
@@ -137,11 +141,11 @@ class Report(Message):
     """sum over this device's samples, already divided by the mini-batch's normaliser"""
     correct: float | None = None
     counted: float | None = None
-    seconds: float = 0.0
-    busy_s: float = 0.0
-    wait_s: float = 0.0
+    seconds: Figure = 0.0
+    busy_s: Figure = 0.0
+    wait_s: Figure = 0.0
     peak_alive: int = 0
-    memory_mb: float | None = None
+    memory_mb: Figure | None = None
     reason: str = ""
 
 
@@ -281,12 +285,12 @@ class Metrics(Message):
     round: int
     rounds: int
     kind: Literal["train", "validation"]
-    loss: float | None
-    accuracy: float | None = None
-    samples_per_s: float | None = None
-    seconds: float | None = None
-    eta_s: float | None = None
-    busy: dict[str, float] = Field(default_factory=dict)
+    loss: Figure | None
+    accuracy: Figure | None = None
+    samples_per_s: Figure | None = None
+    seconds: Figure | None = None
+    eta_s: Figure | None = None
+    busy: dict[str, Figure] = Field(default_factory=dict)
     """device: part of the round that it computed"""
 
 
