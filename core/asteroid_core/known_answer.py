@@ -52,7 +52,7 @@ def run_example(program: StageProgram, rows: int, device: torch.device | None = 
 
 def _summary(name: str, tensor: torch.Tensor) -> Answer:
     flat = tensor.detach().reshape(-1).to("cpu", torch.float64)
-    places = torch.linspace(0, max(0, flat.numel() - 1), min(VALUES, flat.numel())).long()
+    places = torch.linspace(0, max(0, flat.numel() - 1), min(VALUES, flat.numel()), dtype=torch.float64).long()
     return Answer(name=name, norm=float(flat.norm()), values=tuple(float(v) for v in flat[places]))
 
 

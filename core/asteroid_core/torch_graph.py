@@ -29,7 +29,7 @@ PYTHON: Mapping[str, Callable[..., Any]] = {
 
 ATEN = frozenset(
     """
-    _log_softmax _softmax _to_copy _unsafe_view abs adaptive_avg_pool1d adaptive_avg_pool2d
+    __and__ __or__ __xor__ _log_softmax _softmax _to_copy _unsafe_view abs adaptive_avg_pool1d adaptive_avg_pool2d
     adaptive_max_pool2d add add_ addcdiv addcmul addmm alias all amax amin any arange argmax avg_pool1d
     avg_pool2d baddbmm batch_norm bitwise_and bitwise_not bitwise_or bmm cat ceil celu chunk clamp clamp_max
     clamp_min clone constant_pad_nd contiguous conv1d conv2d conv3d conv_transpose1d conv_transpose2d cos

@@ -7,8 +7,9 @@ mask belongs to the sample.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
@@ -36,17 +37,17 @@ class _Samples:
     left: Iterator[Dropout]
 
 
-class _SampleDropout(nn.Module):
-    """Dropout whose mask is a function of the sample."""
+def _dropout_of(holder: list[_Samples]) -> Callable[..., torch.Tensor]:
+    """Dropout whose mask is a function of the sample, in place of ``torch.nn.functional.dropout``."""
 
-    def __init__(self, holder: list[_Samples]) -> None:
-        super().__init__()
-        self._holder = holder
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        now = self._holder[0]
+    def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        if not training or p == 0.0:
+            return x
+        now = holder[0]
         mask = dropout_mask(next(now.left), now.seed, now.epochs, now.indices)
         return x * torch.from_numpy(mask)
+
+    return dropout
 
 
 class _SlicedNorm(nn.Module):
@@ -92,7 +93,7 @@ def train(imports: Imports, plan: Plan) -> tuple[Arrays, list[float]]:
     module.load_state_dict({k: torch.from_numpy(np.array(v)) for k, v in _initial(imports, module).items()})
     module.train()
     holder: list[_Samples] = []
-    norms = _patch(module, imports, plan, holder)
+    norms = _patch(module, imports, plan)
     optimizer = _optimizer(spec.optimizer, module)
     feed = imports.feed_plan(plan)
     dropouts = imports.model.stage(0, len(imports.model.layers)).dropouts
@@ -105,7 +106,8 @@ def train(imports: Imports, plan: Plan) -> tuple[Arrays, list[float]]:
         for micro in range(plan.micro_count):
             batch = feed.micro_batch(0, number, micro)
             holder[:] = [_Samples(spec.train.seed, batch.epochs, batch.indices, iter(dropouts))]
-            output = module(*(torch.from_numpy(np.array(x)) for x in batch.inputs))
+            with mock.patch("torch.nn.functional.dropout", _dropout_of(holder)):
+                output = module(*(torch.from_numpy(np.array(x)) for x in batch.inputs))
             loss = _loss(imports, output, torch.from_numpy(np.array(batch.targets))) / batch.normaliser
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
@@ -147,15 +149,13 @@ def _loss(imports: Imports, output: torch.Tensor, target: torch.Tensor) -> torch
     return F.cross_entropy(output.flatten(0, -2), target.flatten(), reduction="sum", ignore_index=-100)
 
 
-def _patch(module: nn.Module, imports: Imports, plan: Plan, holder: list[_Samples]) -> list[_SlicedNorm]:
+def _patch(module: nn.Module, imports: Imports, plan: Plan) -> list[_SlicedNorm]:
     norms = []
     names = [imports.model.state_names(stage.lo, stage.hi) for stage in plan.stages]
     for path, child in list(module.named_modules()):
         parent = module.get_submodule(path.rpartition(".")[0])
         leaf = path.rpartition(".")[2]
-        if isinstance(child, nn.Dropout) and child.p > 0:
-            setattr(parent, leaf, _SampleDropout(holder))
-        elif isinstance(child, nn.BatchNorm2d):
+        if isinstance(child, nn.BatchNorm2d):
             stage = next(i for i, held in enumerate(names) if f"{path}.running_mean" in held)
             norm = _SlicedNorm(child, plan.stages[stage].bounds)
             norms.append(norm)
@@ -164,15 +164,20 @@ def _patch(module: nn.Module, imports: Imports, plan: Plan, holder: list[_Sample
 
 
 def distance(a: Arrays, b: Arrays, strict: bool = True) -> tuple[float, float]:
-    """Return the largest relative difference of two states: of each tensor's norm, and of the largest weight."""
-    worst_norm = worst_weight = 0.0
-    largest = max(float(np.abs(v).max()) for v in b.values() if v.dtype.kind == "f" and v.size)
+    """Return how far two states are apart, over all parameters and statistics together.
+
+    The L2 distance relative to the L2 norm, and the largest difference relative to the largest weight. Single tensors
+    may differ more: a bias before a batch norm has a gradient of zero in theory and of rounding in practice.
+    """
+    squares = square = worst = largest = 0.0
     for name, value in b.items():
         if value.dtype.kind != "f":
             assert not strict or np.array_equal(a[name], value), name
             continue
-        difference = np.asarray(a[name], np.float64) - np.asarray(value, np.float64)
-        norm = float(np.linalg.norm(np.asarray(value, np.float64)))
-        worst_norm = max(worst_norm, float(np.linalg.norm(difference)) / max(norm, 1e-12))
-        worst_weight = max(worst_weight, float(np.abs(difference).max(initial=0.0)) / largest)
-    return worst_norm, worst_weight
+        wanted = np.asarray(value, np.float64)
+        difference = np.asarray(a[name], np.float64) - wanted
+        squares += float(np.square(difference).sum())
+        square += float(np.square(wanted).sum())
+        worst = max(worst, float(np.abs(difference).max(initial=0.0)))
+        largest = max(largest, float(np.abs(wanted).max(initial=0.0)))
+    return (squares / square) ** 0.5, worst / largest

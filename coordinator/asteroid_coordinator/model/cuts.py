@@ -73,8 +73,13 @@ def find_cuts(graph: Exported) -> Order:
         live = tuple(
             sorted((n for b, n in born if b < position <= last_use[n]), key=lambda n: (index.get(n, -1), n.name))
         )
-        if live and len(live) <= MAX_LIVE and all(graph.is_batched(n) for n in live):
-            cuts.append(Cut(position, live))
+        if not live or len(live) > MAX_LIVE or not all(graph.is_batched(n) for n in live):
+            continue
+        if cuts and all(n in counters for n in nodes[cuts[-1].position : position]):
+            if position < len(nodes):
+                continue  # a layer that only counts is none
+            cuts.pop()
+        cuts.append(Cut(position, live))
     if len(cuts) < 2 or cuts[0].position != 0 or cuts[-1].position != len(nodes):
         raise ProgramError(
             f"The model's output {graph.output.name} does not have the samples as its first dimension.",

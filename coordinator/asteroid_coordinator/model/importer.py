@@ -65,6 +65,7 @@ class ImportedModel:
         self._user = chosen.module
         self._graph, self._loss = graph, loss
         self._dropped = _dropout_nodes(order)
+        self._moving = frozenset(order.nodes)
         self._canonical = _canonical(chosen.module, graph)
         self._pieces = _pieces(graph, order, max_layers)
         self._used = [self._names(piece.nodes) for piece in self._pieces]
@@ -118,7 +119,7 @@ class ImportedModel:
     def _build(self, lo: int, hi: int) -> StageProgram:
         before, after = self._pieces[lo].before, self._pieces[hi - 1].after
         nodes = [n for piece in self._pieces[lo:hi] for n in piece.nodes]
-        builder = _Builder(self._graph, self._canonical, self._dropped, before.live)
+        builder = _Builder(self._graph, self._canonical, self._dropped, self._moving, before.live)
         for node in nodes:
             builder.copy(node)
         last = hi == len(self._pieces)
@@ -168,7 +169,7 @@ class ImportedModel:
         return isinstance(value, nn.Parameter) and value.requires_grad
 
     def _names(self, nodes: Iterable[fx.Node]) -> tuple[str, ...]:
-        builder = _Builder(self._graph, self._canonical, self._dropped, ())
+        builder = _Builder(self._graph, self._canonical, self._dropped, self._moving, ())
         for node in nodes:
             builder.require(node)
         return tuple(builder.tensors)
@@ -194,9 +195,14 @@ class _Builder:
     """Copies nodes into the rows of a program, with everything that they need."""
 
     def __init__(
-        self, graph: Exported, canonical: Mapping[str, str], dropped: frozenset[fx.Node], live: tuple[fx.Node, ...]
+        self,
+        graph: Exported,
+        canonical: Mapping[str, str],
+        dropped: frozenset[fx.Node],
+        moving: frozenset[fx.Node],
+        live: tuple[fx.Node, ...],
     ) -> None:
-        self._graph, self._canonical, self._dropped = graph, canonical, dropped
+        self._graph, self._canonical, self._dropped, self._moving = graph, canonical, dropped, moving
         self.rows: list[Row] = []
         self.tensors: dict[str, None] = {}
         self.dropouts: list[Dropout] = []
@@ -216,12 +222,9 @@ class _Builder:
         for parent in node.all_input_nodes:
             if parent.op == "get_attr":
                 self.tensors[self._name(parent)] = None
-            elif parent.op == "call_function" and parent not in self._done and not self._is_moving(parent):
+            elif parent.op == "call_function" and parent not in self._done and parent not in self._moving:
                 self._done[parent] = parent.name
                 self.require(parent)
-
-    def _is_moving(self, node: fx.Node) -> bool:
-        return self._graph.is_batched(node) or any(p.op == "placeholder" for p in node.all_input_nodes)
 
     def _name(self, node: fx.Node) -> str:
         target = str(node.target)
@@ -304,7 +307,7 @@ def _operator(node: fx.Node) -> str:
     name = operator_name(node.target)
     kind, op, *rest = name.split(".")
     first = node.args[0] if node.args else None
-    if kind == "aten" and op.endswith("_") and isinstance(first, fx.Node) and first.op != "get_attr":
+    if kind == "aten" and op.endswith("_") and not op.endswith("__") and isinstance(first, fx.Node) and first.op != "get_attr":
         later = False
         seen = False
         for user in first.graph.nodes:
