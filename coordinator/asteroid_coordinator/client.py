@@ -1,4 +1,4 @@
-"""Talks to a coordinator over MQTT as the command line does: requests and answers, and the messages of jobs and devices.
+"""Talks to a coordinator over MQTT as the command line does: requests, answers, messages of jobs and devices.
 
 One thread owns a ``Client``. The link's callback only puts what arrived into a queue; everything else happens in the
 thread that calls ``request``, ``follow`` or ``collect``.

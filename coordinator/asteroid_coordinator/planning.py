@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from asteroid_coordinator.cluster.registry import Device
 from asteroid_coordinator.planner import Outcome, make_plan
 from asteroid_coordinator.planner.fixed import named
-from asteroid_coordinator.planner.problem import Problem, Site, Wishes
+from asteroid_coordinator.planner.problem import Problem, Site, Tied, Wishes
 from asteroid_core.errors import InputError
 from asteroid_core.profile import DeviceProfile
 from asteroid_core.spec import JobSpec
@@ -70,6 +70,6 @@ def plan_job(
         sites=tuple(sites),
         wishes=Wishes(spec.train.batch, micro_sizes(spec), spec.plan.order, wanted, spec.plan.all_devices),
         optimizer=spec.optimizer,
-        tied=imports.model.ties,
+        tied={name: Tied(layers, imports.model.size_of(name)) for name, layers in imports.model.ties.items()},
     )
     return make_plan(problem, generation, spec.plan.planner, fixed)

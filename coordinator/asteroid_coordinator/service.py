@@ -5,6 +5,7 @@ One thread owns the registry and the table of jobs; MQTT only puts into its queu
 
 from __future__ import annotations
 
+import json
 import logging
 import queue
 import secrets
@@ -43,6 +44,9 @@ from asteroid_core.wire.messages import (
 )
 
 log = logging.getLogger(__name__)
+
+STORY, STORY_BYTES = 100, 10_000
+"""Lines of a job's story in an answer, and their length: an answer is one control message."""
 
 _AGENT_TOPICS = (
     "agent_status",
@@ -280,12 +284,19 @@ class Coordinator:
             case "jobs":
                 return Answer(id=request.id, ok=True, data={"jobs": self._store.states()})
             case "status":
-                return Answer(id=request.id, ok=True, job=request.job, data=self._store.state(request.job))
+                return Answer(id=request.id, ok=True, job=request.job, data=self._status(request.job))
             case "export":
                 return self._export(request)
             case "shutdown":
                 self._stopping.set()
                 return Answer(id=request.id, ok=True)
+
+    def _status(self, name: str) -> dict[str, Any]:
+        """Where a job is, and the last lines of its story, as many as one message holds."""
+        story = [{"job": name, "seq": e.seq, **e.body} for e in self._store.events(name)[-STORY:]]
+        while len(json.dumps(story)) > STORY_BYTES:
+            story = story[1:]
+        return {**self._store.state(name), "events": story}
 
     def _running(self, name: str) -> JobRunner:
         runner = self._jobs.get(name)

@@ -31,6 +31,7 @@ class Costs(Frozen):
         activation_bytes: for each boundary between stage i and i + 1, bytes per sample forward.
         gradient_bytes: the same, backward.
         reduce_bytes: for each stage, bytes of the gradient vector.
+        tie_bytes: for each tie, bytes of the parameter that several stages hold.
         bytes_per_s: speed of a transfer through the broker.
         message_s: fixed time of one tensor through the broker.
     """
@@ -39,5 +40,6 @@ class Costs(Frozen):
     activation_bytes: tuple[int, ...] = ()
     gradient_bytes: tuple[int, ...] = ()
     reduce_bytes: tuple[int, ...] = ()
+    tie_bytes: tuple[int, ...] = ()
     bytes_per_s: float = Field(default=100e6, gt=0)
     message_s: float = Field(default=0.001, ge=0)

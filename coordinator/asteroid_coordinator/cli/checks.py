@@ -16,14 +16,14 @@ from typing import Literal
 
 import psutil
 
-from asteroid_core import PROTOCOL, __version__
-from asteroid_core.link.base import MIN_PACKET
-from asteroid_core.wire.messages import CoordinatorStatus
-from asteroid_core.wire.topics import TABLE, Role
 from asteroid_coordinator.cli.render import device_notes
 from asteroid_coordinator.cli.text import duration, megabytes
 from asteroid_coordinator.cluster.registry import Registry
 from asteroid_coordinator.settings import Settings
+from asteroid_core import PROTOCOL, __version__
+from asteroid_core.link.base import MIN_PACKET
+from asteroid_core.wire.messages import CoordinatorStatus
+from asteroid_core.wire.topics import TABLE, Role
 
 NAGLE_S = 0.030
 """Delayed acknowledgements cost 40 ms (Linux); with both sides set to TCP_NODELAY a LAN answers in a few."""
@@ -95,9 +95,7 @@ def packet_size(limit: int) -> Finding:
 def round_trip(times: Sequence[float], way: str) -> Finding:
     """Judge round-trip times; around 40 ms is the mark of small packets that wait for an acknowledgement."""
     if not times:
-        return Finding(
-            "round trip", "fail", f"nothing came back ({way})", "Look at the broker's log and access rules."
-        )
+        return Finding("round trip", "fail", f"nothing came back ({way})", "Look at the broker's log and access rules.")
     middle = median(times)
     said = f"{duration(middle)} (median of {len(times)}, {way})"
     if middle >= NAGLE_S:
@@ -193,7 +191,10 @@ def devices(registry: Registry) -> list[Finding]:
     old = [
         d.name
         for d in there
-        if d.info is not None and d.info.asteroid != __version__ and d.status is not None and d.status.protocol == PROTOCOL
+        if d.info is not None
+        and d.info.asteroid != __version__
+        and d.status is not None
+        and d.status.protocol == PROTOCOL
     ]
     if old:
         out.append(Finding("devices", "ok", f"another release on {', '.join(old)}, of the same protocol version"))

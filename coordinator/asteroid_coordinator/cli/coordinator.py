@@ -6,10 +6,10 @@ import signal
 import threading
 from types import FrameType
 
-from asteroid_core.errors import InputError
-from asteroid_core.notify import notify, watchdog_interval
 from asteroid_coordinator.cli.common import Ui
 from asteroid_coordinator.cli.session import in_process, maybe_coordinator
+from asteroid_core.errors import InputError
+from asteroid_core.notify import notify, watchdog_interval
 
 EXAMPLES = (
     ("asteroid coordinator", "in the foreground, until Ctrl-C"),

@@ -12,12 +12,12 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from asteroid_core.wire.messages import AgentInfo, AgentStatus, Telemetry, WorkerStatus
 from asteroid_coordinator.cli.common import Ui
 from asteroid_coordinator.cli.render import device_notes, devices_table
 from asteroid_coordinator.cli.session import on_broker
 from asteroid_coordinator.client import DEVICE_TOPICS, Client, Heard
 from asteroid_coordinator.cluster.registry import Registry
+from asteroid_core.wire.messages import AgentInfo, AgentStatus, Telemetry, WorkerStatus
 
 EXAMPLES = (
     ("asteroid devices", "once"),

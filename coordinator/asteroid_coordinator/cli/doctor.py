@@ -10,17 +10,17 @@ from dataclasses import asdict
 import typer
 from rich.text import Text
 
+from asteroid_coordinator.cli import checks
+from asteroid_coordinator.cli.checks import Finding
+from asteroid_coordinator.cli.common import Ui
+from asteroid_coordinator.cli.devices import collect
+from asteroid_coordinator.cli.session import on_broker
 from asteroid_core.errors import BrokerError
 from asteroid_core.link.base import Message, Refused, Subscription
 from asteroid_core.link.control import ControlLink
 from asteroid_core.link.paho_link import PahoTransport
 from asteroid_core.wire.messages import CoordinatorStatus
 from asteroid_core.wire.topics import Role, build
-from asteroid_coordinator.cli import checks
-from asteroid_coordinator.cli.checks import Finding
-from asteroid_coordinator.cli.common import Ui
-from asteroid_coordinator.cli.devices import collect
-from asteroid_coordinator.cli.session import on_broker
 
 EXAMPLES = (
     ("asteroid doctor", "why does it not work?"),
@@ -69,7 +69,9 @@ class _Report:
         if self._ui.json:
             return
         for item in findings:
-            self._ui.show(Text.assemble((f"{item.level:<5}", _STYLE[item.level]), (f"{item.check:<16}", "bold"), item.text))
+            self._ui.show(
+                Text.assemble((f"{item.level:<5}", _STYLE[item.level]), (f"{item.check:<16}", "bold"), item.text)
+            )
             if item.remedy and item.level != "ok":
                 self._ui.show(Text(f"{'':21}→ {item.remedy}"))
 
@@ -88,7 +90,9 @@ def _broker(ui: Ui, report: _Report, status: CoordinatorStatus | None) -> None:
     try:
         login = f"as {ui.settings.username}" if ui.settings.username else "without a login"
         tls = ", over TLS" if ui.settings.link_settings().secure else ""
-        report.add(Finding("broker", "ok", f"speaks MQTT 5, lets us in {login}{tls}"), checks.packet_size(transport.max_packet))
+        report.add(
+            Finding("broker", "ok", f"speaks MQTT 5, lets us in {login}{tls}"), checks.packet_size(transport.max_packet)
+        )
         # Without a coordinator elsewhere, this user has to be allowed to be one.
         roles = {Role.OPERATOR} if status is not None else {Role.OPERATOR, Role.COORDINATOR}
         asked = checks.needed_topics(roles, name)
@@ -97,7 +101,9 @@ def _broker(ui: Ui, report: _Report, status: CoordinatorStatus | None) -> None:
         if echo_times := _echo(link, echo):
             report.add(checks.round_trip(echo_times, f"{PROBE_BYTES} bytes there and back"))
         else:
-            report.add(checks.round_trip(_confirmations(link, build("coordinator_request", client=name)), "confirmations"))
+            report.add(
+                checks.round_trip(_confirmations(link, build("coordinator_request", client=name)), "confirmations")
+            )
         missing = [topic for _, topic in asked if topic not in came] if Role.COORDINATOR in roles else []
         report.add(*checks.rights(asked, refused, missing))
     finally:

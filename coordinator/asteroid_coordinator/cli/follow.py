@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from rich.live import Live
 
-from asteroid_core.errors import AsteroidError
-from asteroid_core.wire.messages import CoordinatorStatus, Event, JobState, Message
 from asteroid_coordinator.cli.common import Ui
 from asteroid_coordinator.cli.jobview import JobView
 from asteroid_coordinator.cli.render import event_line, live_view, progress_line
 from asteroid_coordinator.cli.session import Session
 from asteroid_coordinator.cli.text import clean
 from asteroid_coordinator.client import CoordinatorError, Heard
+from asteroid_core.errors import AsteroidError
+from asteroid_core.wire.messages import CoordinatorStatus, Event, JobState, Message
 
 LINE_EVERY_S = 5.0
 """How often a line is written where no live view makes sense."""
@@ -22,6 +23,9 @@ TICK_S = 0.25
 """How often the view is drawn again; also the longest wait for Ctrl-C."""
 AFTER_S = 0.3
 """How long late metrics and events may follow the last state: they travel on topics of their own."""
+
+
+Look = Callable[[JobView], None]
 
 
 class Detached(Exception):
@@ -36,12 +40,13 @@ class Follower:
         session: whom to listen to.
         job: which one; ``client.watch(job)`` has been called.
         fresh: ignore what the broker has kept of an earlier job of this name.
+        look: called after each message.
     """
 
-    def __init__(self, ui: Ui, session: Session, job: str, *, fresh: bool) -> None:
+    def __init__(self, ui: Ui, session: Session, job: str, *, fresh: bool, look: Look | None = None) -> None:
         self.view = JobView(job)
         self.interrupted = False
-        self._ui, self._session, self._stale = ui, session, fresh
+        self._ui, self._session, self._stale, self._look = ui, session, fresh, look
         self._last_line = time.monotonic()
         self._live: Live | None = None
 
@@ -78,6 +83,8 @@ class Follower:
     def _listen(self, seconds: float) -> None:
         for heard in self._session.client.follow(seconds):
             self._take(heard)
+            if self._look is not None:
+                self._look(self.view)
         self._draw()
 
     def _take(self, heard: Heard) -> None:

@@ -8,7 +8,21 @@ from collections.abc import Sequence
 
 import typer
 
-from asteroid_coordinator.cli import topics
+from asteroid_coordinator.cli import (
+    coordinator,
+    demo,
+    devices,
+    doctor,
+    export,
+    jobs,
+    plan,
+    profile,
+    resume,
+    status,
+    stop,
+    topics,
+    train,
+)
 from asteroid_coordinator.cli.common import add_verb, console, error_text
 from asteroid_core import __version__
 from asteroid_core.errors import AsteroidError
@@ -17,6 +31,22 @@ INTERRUPTED = 130
 """What shells expect of a program that ended by Ctrl-C: 128 + SIGINT."""
 _CLICK_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
 """click's own base of usage errors; typer carries a copy of click, so it is reached through typer."""
+
+_VERBS = {
+    "demo": demo,
+    "devices": devices,
+    "profile": profile,
+    "plan": plan,
+    "train": train,
+    "jobs": jobs,
+    "status": status,
+    "stop": stop,
+    "resume": resume,
+    "export": export,
+    "topics": topics,
+    "doctor": doctor,
+    "coordinator": coordinator,
+}
 
 _INTRO = """Train one neural network on several small, unequal machines, over MQTT.
 
@@ -43,7 +73,7 @@ def build() -> typer.Typer:
             typer.echo(f"asteroid {__version__}")
             raise typer.Exit
 
-    for name, module in (("topics", topics),):
+    for name, module in _VERBS.items():
         add_verb(app, name, getattr(module, name), module.EXAMPLES)
     return app
 
@@ -84,3 +114,7 @@ def _usage(error: Exception) -> int:
     ending = "" if message.endswith((".", "?", "!")) else "."
     _complain(f"asteroid: {message}{ending} See `{path} --help`.")
     return 2
+
+
+if __name__ == "__main__":
+    main()

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from asteroid_core.ids import job_id
 from asteroid_coordinator.cli.common import Ui
 from asteroid_coordinator.cli.session import found_coordinator, running_coordinator
 from asteroid_coordinator.cli.stop import JobName
 from asteroid_coordinator.cli.train import NOBODY, finish, follow
+from asteroid_core.ids import job_id
 
 EXAMPLES = (
     ("asteroid resume digits", "go on and follow it"),

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from asteroid_coordinator.cli.common import Ui
+from asteroid_coordinator.client import Client
 from asteroid_core import PROTOCOL
 from asteroid_core.errors import AsteroidError, InputError
 from asteroid_core.wire.messages import CoordinatorStatus
-from asteroid_coordinator.cli.common import Ui
-from asteroid_coordinator.client import Client
 
 FIND_S = 1.0
 """A retained status arrives within a round trip; a broker that is slower than this is a matter for ``doctor``."""

@@ -6,14 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from asteroid_core.ids import job_id
-from asteroid_core.wire.messages import Event
 from asteroid_coordinator.cli.common import Ui
 from asteroid_coordinator.cli.local import jobs_source
 from asteroid_coordinator.cli.render import event_line, jobs_table
 from asteroid_coordinator.cli.session import found_coordinator
 from asteroid_coordinator.cli.stop import JobName
 from asteroid_coordinator.cli.train import finish, follow
+from asteroid_core.ids import job_id
 
 EXAMPLES = (
     ("asteroid status digits", "where it is, and its story"),

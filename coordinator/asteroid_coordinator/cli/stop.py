@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from asteroid_core.ids import job_id
 from asteroid_coordinator.cli.common import Ui
 from asteroid_coordinator.cli.session import found_coordinator
+from asteroid_core.ids import job_id
 
 EXAMPLES = (("asteroid stop digits", "the job keeps its last checkpoint; `asteroid resume digits` goes on"),)
 

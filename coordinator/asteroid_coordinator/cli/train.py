@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from asteroid_core.spec import JobSpec
 from asteroid_coordinator.cli.common import Ui
-from asteroid_coordinator.cli.follow import Detached, Follower, check_end
+from asteroid_coordinator.cli.follow import Detached, Follower, Look, check_end
 from asteroid_coordinator.cli.jobfile import make_importable, read_job
 from asteroid_coordinator.cli.jobview import JobView
 from asteroid_coordinator.cli.render import result_table
 from asteroid_coordinator.cli.session import Session, found_coordinator, running_coordinator
+from asteroid_core.spec import JobSpec
 
 EXAMPLES = (
     ("asteroid train examples/digits.toml", "on every ready device, best plan"),
@@ -61,7 +61,7 @@ def submit(session: Session, verb: Literal["submit", "plan", "profile"], spec: J
     return session.client.request(verb, job=spec.name, spec=spec).job or spec.name
 
 
-def follow(ui: Ui, session: Session, name: str, *, fresh: bool = True) -> JobView:
+def follow(ui: Ui, session: Session, name: str, *, fresh: bool = True, look: Look | None = None) -> JobView:
     """Follow a job to its end.
 
     Args:
@@ -69,12 +69,13 @@ def follow(ui: Ui, session: Session, name: str, *, fresh: bool = True) -> JobVie
         session: whom to listen to.
         name: the job.
         fresh: it has just been submitted: what the broker kept is of an earlier job of this name.
+        look: called after each message.
 
     Raises:
         AsteroidError: the job failed; carries its reason, remedy and exit code.
         Exit: Ctrl-C.
     """
-    follower = Follower(ui, session, name, fresh=fresh)
+    follower = Follower(ui, session, name, fresh=fresh, look=look)
     try:
         view = follower.run()
     except Detached:

@@ -67,7 +67,7 @@ def find_cuts(graph: Exported) -> Order:
         for parent in _sources(node, moving):
             last_use[parent] = max(last_use[parent], i)
     last_use[graph.output] = len(nodes)
-    cuts = []
+    cuts: list[Cut] = []
     born = [(index.get(n, -1), n) for n in moving if isinstance(n.meta.get("val"), torch.Tensor) or n in index]
     for position in range(len(nodes) + 1):
         live = tuple(

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from asteroid_core.profile import LayerInfo
 from safetensors.numpy import save_file
 from torch import fx, nn
 
@@ -24,6 +23,7 @@ from asteroid_coordinator.model.zoo import Chosen, choose
 from asteroid_core.data.source import Source
 from asteroid_core.errors import ProgramError
 from asteroid_core.plan import Frozen
+from asteroid_core.profile import LayerInfo
 from asteroid_core.program import Dropout, LossSpec, Port, Row, StageProgram, TensorSpec
 from asteroid_core.spec import ModelSpec
 from asteroid_core.torch_graph import encode, operator_name
@@ -99,6 +99,11 @@ class ImportedModel:
         """Return the initial weights, buffers and constants of all layers."""
         names = self.state_names(0, len(self._pieces))
         return {name: self._tensor(name).detach().cpu().numpy().copy() for name in sorted(names)}
+
+    def size_of(self, name: str) -> int:
+        """Bytes of a weight or buffer."""
+        value = self._tensor(name)
+        return value.numel() * value.element_size()
 
     def export_state(self, state: Arrays, path: Path) -> None:
         """Write a trained state under the user's own parameter names; it loads with ``strict=True``.
@@ -307,7 +312,13 @@ def _operator(node: fx.Node) -> str:
     name = operator_name(node.target)
     kind, op, *rest = name.split(".")
     first = node.args[0] if node.args else None
-    if kind == "aten" and op.endswith("_") and not op.endswith("__") and isinstance(first, fx.Node) and first.op != "get_attr":
+    if (
+        kind == "aten"
+        and op.endswith("_")
+        and not op.endswith("__")
+        and isinstance(first, fx.Node)
+        and first.op != "get_attr"
+    ):
         later = False
         seen = False
         for user in first.graph.nodes:
@@ -395,7 +406,7 @@ def _weight_elements(node: fx.Node) -> int:
 
 def _live_bytes(graph: Exported, node: fx.Node) -> int:
     size = graph.size(node) or (1,)
-    return int(np.prod([int(s) for s in size[1:]])) * node.meta["val"].element_size()
+    return int(np.prod([int(s) for s in size[1:]])) * int(node.meta["val"].element_size())
 
 
 def _itemsize(dtype: str) -> int:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from asteroid_coordinator.planner.costing import costs_of, estimate, memory_of
+from asteroid_coordinator.planner.costing import costs_of, memory_of
 from asteroid_coordinator.planner.fixed import fixed_plan
 from asteroid_coordinator.planner.problem import Problem
 from asteroid_coordinator.planner.refuse import refusal
 from asteroid_coordinator.planner.search import Judge, search
+from asteroid_coordinator.simulator.engine import simulate
 from asteroid_core.costs import Costs
 from asteroid_core.errors import InputError
 from asteroid_core.plan import Plan
@@ -38,7 +39,7 @@ PLANNERS: dict[str, Planner] = {"asteroid": search}
 
 def round_time(plan: Plan, costs: Costs) -> float:
     """Seconds of a round, simulated."""
-    return estimate(plan, costs)
+    return simulate(plan, costs).round_s
 
 
 def make_plan(problem: Problem, generation: int, planner: str = "asteroid", fixed: str | None = None) -> Outcome:

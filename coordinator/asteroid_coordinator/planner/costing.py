@@ -27,6 +27,7 @@ def costs_of(plan: Plan, problem: Problem) -> Costs:
         activation_bytes=tuple(forward for forward, _ in cuts),
         gradient_bytes=tuple(backward for _, backward in cuts),
         reduce_bytes=tuple(reduce_bytes),
+        tie_bytes=tuple(problem.tied[tie.name].size for tie in plan.ties),
         bytes_per_s=min(p.bytes_per_s for p in profiles),
         message_s=max(p.message_s for p in profiles),
     )

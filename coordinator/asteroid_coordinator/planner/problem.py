@@ -28,6 +28,19 @@ class Site:
 
 
 @dataclass(frozen=True)
+class Tied:
+    """A parameter that several layers use.
+
+    Attributes:
+        layers: those that use it.
+        size: its bytes.
+    """
+
+    layers: tuple[int, ...]
+    size: int
+
+
+@dataclass(frozen=True)
 class Wishes:
     """What the job asks of a plan.
 
@@ -55,14 +68,14 @@ class Problem:
         sites: devices that may take part.
         wishes: of the job.
         optimizer: for the memory of its moments.
-        tied: for each parameter that several layers use, those layers.
+        tied: parameters that several layers use, by name.
     """
 
     layers: tuple[LayerInfo, ...]
     sites: tuple[Site, ...]
     wishes: Wishes
     optimizer: OptimizerSpec
-    tied: Mapping[str, tuple[int, ...]]
+    tied: Mapping[str, Tied]
 
     @cached_property
     def sums(self) -> LayerSums:
@@ -106,8 +119,8 @@ class Problem:
     def ties(self, cuts: Sequence[tuple[int, int]]) -> tuple[Tie, ...]:
         """Parameters that several of the stages ``[lo, hi)`` hold."""
         out = []
-        for name, layers in sorted(self.tied.items()):
-            stages = tuple(i for i, (lo, hi) in enumerate(cuts) if any(lo <= layer < hi for layer in layers))
+        for name, tied in sorted(self.tied.items()):
+            stages = tuple(i for i, (lo, hi) in enumerate(cuts) if any(lo <= layer < hi for layer in tied.layers))
             if len(stages) > 1:
                 out.append(Tie(name=name, stages=stages))
         return tuple(out)

@@ -1,0 +1,60 @@
+# Everything a developer or a curious visitor needs; `make` alone lists the targets.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+JOBS ?= 2
+PYTEST := $(BIN)/pytest -n $(JOBS) --dist worksteal -q -rs
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint unit slow fuzz bench fmt docs clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+install: $(STAMP) ## make .venv with everything for development
+
+# torch first and from its pinned version: resolved with the rest it may bring several gigabytes of CUDA.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/pip install --quiet $$(grep '^torch==' constraints.txt)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: $(STAMP) ## train on four agents on this machine, kill one, go on (two minutes)
+	$(BIN)/asteroid demo
+
+test: lint unit ## all that CI runs: linters, types, import rules, tests
+
+lint: $(STAMP)
+	$(BIN)/ruff check --quiet .
+	$(BIN)/ruff format --quiet --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
+
+unit: $(STAMP)
+	@$(BIN)/python -c "from asteroid_core.brokers import find_mosquitto as f; \
+	print('mosquitto: ' + (f() or 'not installed, the tests that need it are skipped (apt install mosquitto)'))"
+	$(PYTEST) -m "not slow" tests
+
+slow: $(STAMP) ## longer tests: the paper's models, hundreds of random plans
+	ASTEROID_EXAMPLES=300 $(BIN)/pytest -q -rs --timeout 1800 -m slow tests
+	ASTEROID_EXAMPLES=300 $(BIN)/pytest -q --timeout 1800 tests/equality/test_equality_property.py
+
+bench: $(STAMP) ## the benchmarks of bench/, one after the other
+	$(BIN)/python bench/overhead.py
+	$(BIN)/python bench/link.py
+	$(BIN)/python bench/supervisor.py
+
+fmt: $(STAMP) ## format and sort
+	$(BIN)/ruff check --quiet --fix .
+	$(BIN)/ruff format --quiet .
+
+docs: $(STAMP) ## write docs/topics.md and broker_config/acl from the topic table
+	$(BIN)/asteroid topics --markdown > docs/topics.md
+	$(BIN)/python -m asteroid_core.wire.acl > broker_config/acl
+
+clean: ## remove .venv and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
