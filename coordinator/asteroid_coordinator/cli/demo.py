@@ -228,5 +228,6 @@ def _report(ui: Ui, view: JobView, accident: _Accident, facts: dict[str, Any]) -
         before = duration(facts["predicted_round_before_s"]), duration(facts["measured_round_before_s"])
         ui.show(f"Before the accident a round was predicted to take {before[0]}, measured {before[1]}.")
         ui.show(f"Killed: {accident.victim}. Since then: {', '.join(view.plan.plan.devices) if view.plan else '-'}.")
+    ui.show("A prediction takes each agent to have its core to itself; here all share this machine's.")
     ui.show(f"The model: {facts['model_file']}")
     ui.show(f"All of it took {duration(facts['seconds'])}.")

@@ -10,7 +10,7 @@ from asteroid_coordinator.simulator.trace import Span, Trace
 from asteroid_core.plan import Plan
 from asteroid_core.schedule import Op
 
-LEGEND = "digit: forward of a micro-batch   letter: its backward   =: step   ·: idle"
+LEGEND = "0-9: forward of a micro-batch, a-z: backward, =: step, ·: idle"
 _STYLES = {Op.FORWARD: "black on cyan", Op.BACKWARD: "black on green", Op.STEP: "black on yellow"}
 _COLOURS = {Op.FORWARD: "#56b4e9", Op.BACKWARD: "#009e73", Op.STEP: "#e69f00", Op.REDUCE: "#cc79a7"}
 """Colours that people with any kind of colour vision can tell apart (Okabe and Ito)."""
@@ -26,7 +26,7 @@ def gantt_text(plan: Plan, trace: Trace, width: int) -> Text:
         width: columns that may be used.
     """
     label = max(len(device) for device in plan.devices)
-    columns = max(width - label - 14, 10)
+    columns = max(width - label - 15, 10)
     out = Text()
     for number, stage in enumerate(plan.stages):
         for device in stage.devices:

@@ -90,8 +90,10 @@ def device_notes(devices: Iterable[Device]) -> list[str]:
 
 
 def plan_table(summary: PlanSummary) -> Table:
-    """Stages, devices, shares, and memory against budget."""
-    made = table("STAGE", "LAYERS", "DEVICE", "SHARE", "WARM-UP", "BACKUP", "MEMORY", "OF BUDGET")
+    """Stages, devices, shares, K (micro-batches alive at once), and memory against budget."""
+    backups = any(stage.backups for stage in summary.plan.stages)
+    titles = ["STAGE", "LAYERS", "DEVICE", "SHARE", "K", "MEMORY", "OF BUDGET"]
+    made = table(*(titles[:5] + ["BACKUP"] + titles[5:] if backups else titles))
     memory = {m.device: m for m in summary.memory}
     plan = summary.plan
     for number, stage in enumerate(plan.stages):
@@ -105,9 +107,9 @@ def plan_table(summary: PlanSummary) -> Table:
                 clean(share.device),
                 f"{share.samples} of {plan.micro_size}",
                 str(stage.warm_up) if row == 0 else "",
-                clean(", ".join(stage.backups)) if row == 0 else "",
+                *([clean(", ".join(stage.backups)) if row == 0 else ""] if backups else []),
                 f"{megabytes(need.need_mb)} / {megabytes(need.budget_mb)}" if need else "-",
-                Text.assemble((bar(part), style), f" {part * 100:.0f} %") if need else Text("-"),
+                Text.assemble((bar(part, 8), style), f" {part * 100:.0f} %") if need else Text("-"),
             )
     return made
 
