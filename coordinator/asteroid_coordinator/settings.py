@@ -12,17 +12,13 @@ from pydantic import Field, ValidationError
 
 from asteroid_core.errors import InputError
 from asteroid_core.link.base import Broker
+from asteroid_core.login import PORT, TLS_PORT, parse_address, read_password
 from asteroid_core.plan import Frozen
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-
-PORT = 1883
-TLS_PORT = 8883
-_CREDENTIAL = "mqtt.password"
-"""Name of the systemd credential (``LoadCredential=mqtt.password:...``) that is read before any password file."""
 
 
 class Settings(Frozen):
@@ -75,19 +71,7 @@ class Settings(Frozen):
         Raises:
             InputError: the file cannot be read.
         """
-        path = self.password_file
-        if directory := environ.get("CREDENTIALS_DIRECTORY"):
-            credential = Path(directory) / _CREDENTIAL
-            path = credential if credential.is_file() else path
-        if path is None:
-            return None
-        try:
-            return path.read_text().split("\n", 1)[0].strip("\r")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(
-                f"The password file {path} cannot be read: {error}.",
-                "Give a readable file with --password-file; its first line is the password.",
-            ) from None
+        return read_password(self.password_file, environ)
 
 
 def default_state_dir(environ: Mapping[str, str]) -> Path:
@@ -104,31 +88,6 @@ def default_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
     """Settings files in order of preference; the first one that this user may read counts."""
     base = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME", "/")) / ".config")
     return (Path(base) / "asteroid" / "cli.toml", Path("/etc/asteroid/coordinator.toml"))
-
-
-def parse_address(text: str, default_port: int = PORT) -> tuple[str, int]:
-    """Split ``host``, ``host:port``, ``[v6]:port`` or ``mqtt://host:port``.
-
-    Raises:
-        InputError: no host, or a port that is no port.
-    """
-    rest = text.strip()
-    for scheme, port in (("mqtt://", PORT), ("mqtts://", TLS_PORT)):
-        if rest.startswith(scheme):
-            rest, default_port = rest.removeprefix(scheme).rstrip("/"), port
-    if rest.startswith("["):
-        host, _, tail = rest[1:].partition("]")
-        port_text = tail.removeprefix(":")
-    elif rest.count(":") > 1:
-        host, port_text = rest, ""
-    else:
-        host, _, port_text = rest.partition(":")
-    if not host or any(c.isspace() or c == "/" for c in host) or (port_text and not port_text.isdecimal()):
-        raise InputError(f"{text!r} is not a broker address.", "Write host or host:port, for example broker.lan:1883.")
-    number = int(port_text) if port_text else default_port
-    if not 1 <= number <= 65535:
-        raise InputError(f"{number} is not a TCP port.", "Write host:port with a port of 1 to 65535.")
-    return host, number
 
 
 def load_settings(
@@ -164,8 +123,9 @@ def load_settings(
     given = {"username": username, "password_file": password_file, "ca": ca, "state_dir": state_dir}
     raw.update({key: value for key, value in given.items() if value is not None})
     if address:
-        raw["host"], raw["port"] = parse_address(address, TLS_PORT if raw.get("ca") or raw.get("tls") else PORT)
-        if address.strip().startswith("mqtts://"):
+        secure = bool(raw.get("ca") or raw.get("tls"))
+        raw["host"], raw["port"], tls = parse_address(address, TLS_PORT if secure else PORT)
+        if tls:
             raw["tls"] = True
     elif raw.get("ca") or raw.get("tls"):
         raw.setdefault("port", TLS_PORT)

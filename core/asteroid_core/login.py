@@ -53,7 +53,7 @@ def read_password(path: Path | None, environ: Mapping[str, str]) -> str | None:
     if path is None:
         return None
     try:
-        return path.read_text().split("\n", 1)[0].strip("\r")
+        return path.read_text().split("\n", 1)[0].strip("\r") or None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"The password file {path} cannot be read: {error}.",

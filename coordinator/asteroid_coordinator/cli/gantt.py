@@ -55,7 +55,7 @@ def _cells(device: str, trace: Trace, columns: int) -> list[tuple[str, str]]:
                 share[column][sign] = share[column].get(sign, 0.0) + inside
     cells = []
     for parts in share:
-        sign = max(parts, key=lambda s, parts=parts: parts[s]) if sum(parts.values()) > step / 2 else "·"
+        sign = max(parts, key=parts.__getitem__) if sum(parts.values()) > step / 2 else "·"
         cells.append((sign, styles[sign]))
     return cells
 

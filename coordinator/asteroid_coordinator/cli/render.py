@@ -93,7 +93,7 @@ def plan_table(summary: PlanSummary) -> Table:
     """Stages, devices, shares, K (micro-batches alive at once), and memory against budget."""
     backups = any(stage.backups for stage in summary.plan.stages)
     titles = ["STAGE", "LAYERS", "DEVICE", "SHARE", "K", "MEMORY", "OF BUDGET"]
-    made = table(*(titles[:5] + ["BACKUP"] + titles[5:] if backups else titles))
+    made = table(*([*titles[:5], "BACKUP", *titles[5:]] if backups else titles))
     memory = {m.device: m for m in summary.memory}
     plan = summary.plan
     for number, stage in enumerate(plan.stages):
