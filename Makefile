@@ -41,7 +41,8 @@ unit: $(STAMP)
 
 slow: $(STAMP) ## longer tests: the paper's models, hundreds of random plans
 	ASTEROID_EXAMPLES=300 $(BIN)/pytest -q -rs --timeout 1800 -m slow tests
-	ASTEROID_EXAMPLES=300 $(BIN)/pytest -q --timeout 1800 tests/equality/test_equality_property.py
+	ASTEROID_EXAMPLES=300 ASTEROID_PLANS=20000 $(BIN)/pytest -q --timeout 1800 tests/equality/test_equality_property.py \
+	tests/property/test_schedule.py
 
 bench: $(STAMP) ## the benchmarks of bench/, one after the other
 	$(BIN)/python bench/overhead.py
@@ -53,7 +54,7 @@ fmt: $(STAMP) ## format and sort
 	$(BIN)/ruff format --quiet .
 
 docs: $(STAMP) ## write docs/topics.md and broker_config/acl from the topic table
-	$(BIN)/asteroid topics --markdown > docs/topics.md
+	$(BIN)/asteroid topics --docs docs/topics.md
 	$(BIN)/python -m asteroid_core.wire.acl > broker_config/acl
 
 clean: ## remove .venv and caches

@@ -39,7 +39,8 @@ class Stage(Frozen):
         lo: first layer.
         hi: one past the last layer.
         shares: the device group in order of rows; the first device is the leader. Reductions add in this order.
-        warm_up: K, the most micro-batches whose activations are alive (Asteroid, section on 1F1B: 2(P-p)-1).
+        warm_up: K, the most micro-batches whose activations are alive (Asteroid, section on 1F1B: 2(P-p)-1). It
+            never rises from one stage to the next.
         backups: devices that keep a copy of this stage's state.
     """
 
@@ -118,6 +119,10 @@ class Plan(Frozen):
                 if device in seen:
                     raise ValueError(f"device {device} appears twice")
                 seen.add(device)
+        keeps = [min(stage.warm_up, self.micro_count) for stage in self.stages]
+        if self.order == "1f1b" and keeps != sorted(keeps, reverse=True):
+            # A stage that wants more micro-batches ahead than the one before it lets go would wait for ever.
+            raise ValueError(f"warm-ups {keeps} rise along the stages")
         for tie in self.ties:
             if list(tie.stages) != sorted(set(tie.stages)) or tie.stages[-1] >= len(self.stages):
                 raise ValueError(f"tie {tie.name} names stages {tie.stages} of {len(self.stages)}")

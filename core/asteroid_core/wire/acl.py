@@ -1,4 +1,4 @@
-"""Mosquitto's access rules, derived from the topic table: who writes and reads what. ``broker_config/acl`` is this text.
+"""Access rules for mosquitto, made from the topic table: who writes and reads what. ``broker_config/acl`` is this text.
 
 Static patterns only: ``%u`` is the MQTT user name, which for a device is its name. A device writes where it is the
 writer or the source, and reads where it is the receiver; what everyone may read, every user may.
