@@ -93,6 +93,9 @@ def worker_config(settings: Settings, info: AgentInfo, launch: Launch) -> Worker
         job=launch.job,
         mode=launch.mode,
         model=launch.model,
+        data=launch.data,
+        dtype=launch.dtype,
+        seed=launch.seed,
         session=launch.session,
         generation=launch.generation,
         mqtt=MqttConfig(

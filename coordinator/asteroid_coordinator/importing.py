@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from asteroid_coordinator.model.importer import ImportedModel, import_model
 from asteroid_core.data import open_source
 from asteroid_core.data.feeder import FeedPlan, Split
-from asteroid_core.data.source import Source
+from asteroid_core.data.source import Array, Field, Indices, Source
 from asteroid_core.errors import InputError
 from asteroid_core.plan import Plan
 from asteroid_core.profile import DeviceProfile
 from asteroid_core.rounds import RoundPlan
 from asteroid_core.spec import JobSpec
+from asteroid_core.wire.messages import DataInfo
 
 
 @dataclass
@@ -69,13 +70,47 @@ def round_plan(spec: JobSpec, samples: int, micro: int) -> RoundPlan:
     )
 
 
-def import_job(spec: JobSpec) -> Imports:
-    """Open the data and export the model.
+class RemoteSource:
+    """A data set that lies on a device: its shape is known here, its samples are not.
+
+    Args:
+        info: what the device said.
+    """
+
+    def __init__(self, info: DataInfo) -> None:
+        self._info = info
+        self.inputs = tuple(Field(f.dtype, f.shape) for f in info.inputs)
+        self.target = Field(info.target.dtype, info.target.shape)
+        self.classes = info.classes
+        self.vocabulary = info.vocabulary
+
+    def __len__(self) -> int:
+        return self._info.samples
+
+    def batch(self, indices: Indices, epochs: Indices | None = None) -> tuple[list[Array], Array]:
+        """Refused: only the device can read them."""
+        raise InputError(f"The data lies on {self._info.agent} and is fed from there.", "This is a bug; report it.")
+
+    def count(self, indices: Indices, epochs: Indices | None = None) -> float:
+        """Refused: only the device can count them."""
+        raise InputError(f"The data lies on {self._info.agent} and is fed from there.", "This is a bug; report it.")
+
+    def describe(self) -> str:
+        """What the device said."""
+        return f"{self._info.text} on {self._info.agent}"
+
+
+def import_job(spec: JobSpec, remote: DataInfo | None = None) -> Imports:
+    """Open the data (or take what its device said about it) and export the model.
 
     Raises:
         InputError: unknown model, missing data, a model that cannot be exported or cut, data that does not fit it.
     """
-    source = open_source(spec.data, seed=spec.train.seed, dtype=spec.train.dtype)
+    source: Source
+    if remote is not None:
+        source = RemoteSource(remote)
+    else:
+        source = open_source(spec.data, seed=spec.train.seed, dtype=spec.train.dtype)
     split = Split.of(len(source), spec.data.validation, spec.train.seed)
     if len(split.training) < spec.train.batch:
         raise InputError(

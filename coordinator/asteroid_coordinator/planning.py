@@ -10,6 +10,7 @@ from asteroid_coordinator.planner import Outcome, make_plan
 from asteroid_coordinator.planner.fixed import named
 from asteroid_coordinator.planner.problem import Problem, Site, Tied, Wishes
 from asteroid_core.errors import InputError
+from asteroid_core.ids import COORDINATOR
 from asteroid_core.profile import DeviceProfile
 from asteroid_core.spec import JobSpec
 
@@ -65,10 +66,17 @@ def plan_job(
             f"{len(imports.model.layers)} layers.",
             "Ask for fewer stages, or start more agents.",
         )
+    owner = spec.data.owner
+    required = frozenset() if owner == COORDINATOR else frozenset({owner})
+    if not required <= set(profiles):
+        raise InputError(
+            f"The data of this job lies on {owner}, which cannot take part now.",
+            f"Start its agent, then: asteroid resume {spec.name}",
+        )
     problem = Problem(
         layers=imports.model.layers,
         sites=tuple(sites),
-        wishes=Wishes(spec.train.batch, micro_sizes(spec), spec.plan.order, wanted, spec.plan.all_devices),
+        wishes=Wishes(spec.train.batch, micro_sizes(spec), spec.plan.order, wanted, spec.plan.all_devices, required),
         optimizer=spec.optimizer,
         tied={name: Tied(layers, imports.model.size_of(name)) for name, layers in imports.model.ties.items()},
     )

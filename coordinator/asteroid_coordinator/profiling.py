@@ -22,7 +22,7 @@ from asteroid_core.errors import InputError
 from asteroid_core.link.tensors import TensorLink
 from asteroid_core.profile import DeviceProfile
 from asteroid_core.spec import JobSpec
-from asteroid_core.wire.messages import Command, ProfilePart, WorkerStatus
+from asteroid_core.wire.messages import Command, DataInfo, ProfilePart, WorkerStatus
 from asteroid_core.wire.tensor import Kind, Tag, Tensor
 
 log = logging.getLogger(__name__)
@@ -79,6 +79,9 @@ class Profiler:
         """Take a part of a profile."""
         if part.model == self._model:
             self._news.put(_News(part.agent, "part", part=part))
+
+    def data(self, info: DataInfo) -> None:
+        """Data sets are not for us."""
 
     def refused(self, command: str, device: str, reason: str) -> None:
         """Take a supervisor's refusal."""

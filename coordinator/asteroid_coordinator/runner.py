@@ -22,6 +22,7 @@ from safetensors.numpy import save as save_safetensors
 
 from asteroid_coordinator import checkpoint
 from asteroid_coordinator.cluster.registry import Registry
+from asteroid_coordinator.inspecting import Inspector
 from asteroid_coordinator.job.decide import decide
 from asteroid_coordinator.job.state import (
     ENDED,
@@ -105,6 +106,7 @@ class Shell:
     command: Callable[[str, Command], None]
     open_link: Callable[[str], TensorLink]
     profiler: Callable[[], Profiler]
+    inspector: Callable[[], Inspector]
 
 
 @dataclass
@@ -238,7 +240,13 @@ class JobRunner(threading.Thread):
         from asteroid_coordinator.importing import import_job  # torch: only when a job needs it
 
         self.narrator.tell_state(self.job)
-        self._imports = import_job(self.spec)
+        data = None
+        if self.spec.data.owner != COORDINATOR:
+            data = self._shell.inspector().look(self.spec, self._cancelled.is_set)
+            if data is None:
+                return  # given up; the inbox holds why
+            self.narrator.event("data", f"{data.agent} has {data.text}")
+        self._imports = import_job(self.spec, data)
         for note in self._imports.notes:
             self.narrator.event("note", note)
         self.inbox.put(Imported(self._imports.rounds))
@@ -320,7 +328,8 @@ class JobRunner(threading.Thread):
             samples=imports.samples,
             validation=imports.validation,
             checkpoint_every=self._checkpoint_every(),
-            data_owner=COORDINATOR,
+            data_owner=self.spec.data.owner,
+            data=self.spec.data if self.spec.data.owner == device else None,
             session=self._shell.session,
         )
         self.narrator.keep("job_assignment", assignment, agent=device)
@@ -346,6 +355,8 @@ class JobRunner(threading.Thread):
         self._link.send(agent, Tag(Kind.STATE, generation), Tensor.of_bytes(self._sent.state[number]))
 
     def _feed(self, start_round: int) -> None:
+        if self.spec.data.owner != COORDINATOR:
+            return  # the worker there feeds, once it is ready
         assert self._link is not None
         assert self.job.plan is not None
         imports = self._need()

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from asteroid_coordinator.cluster.registry import Found, Lost, Registry
+from asteroid_coordinator.inspecting import Inspector
 from asteroid_coordinator.job.state import Broken, DeviceBack, DeviceGone, Mode, WorkerMoved
 from asteroid_coordinator.profiling import Profiler
 from asteroid_coordinator.runner import JobRunner, Shell
@@ -33,6 +34,7 @@ from asteroid_core.wire.messages import (
     Answer,
     Command,
     CoordinatorStatus,
+    DataInfo,
     ProfilePart,
     Reply,
     Report,
@@ -56,6 +58,7 @@ _AGENT_TOPICS = (
     "agent_worker",
     "agent_report",
     "agent_profile",
+    "agent_data",
 )
 
 
@@ -74,7 +77,7 @@ class Coordinator:
         self._control: ControlLink | None = None
         self._connection = ""
         self._jobs: dict[str, JobRunner] = {}
-        self._profilers: list[Profiler] = []
+        self._listeners: list[Profiler | Inspector] = []
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._online = threading.Event()
@@ -213,15 +216,15 @@ class Coordinator:
         for runner in self._jobs.values():
             if reply.id.startswith(f"{runner.spec.name}-{runner.job.generation}-"):
                 runner.inbox.put(DeviceGone(reply.agent, reply.reason))
-        for profiler in self._profilers:
-            profiler.refused(reply.id, reply.agent, reply.reason)
+        for listener in self._listeners:
+            listener.refused(reply.id, reply.agent, reply.reason)
 
     def _on_agent_worker(self, fields: Mapping[str, str], payload: bytes) -> None:
         status = _own(decode(WorkerStatus, payload), fields)
         if status.session != self.session:
             return  # a worker of an earlier start; its supervisor replaces it when the job needs the device
-        for profiler in self._profilers:
-            profiler.worker(fields["job"], status)
+        for listener in self._listeners:
+            listener.worker(fields["job"], status)
         if runner := self._jobs.get(fields["job"]):
             moved = WorkerMoved(status.agent, status.state, status.generation, status.reason, status.connection)
             runner.inbox.put(moved)
@@ -231,10 +234,15 @@ class Coordinator:
         if runner := self._jobs.get(fields["job"]):
             runner.inbox.put(report)
 
+    def _on_agent_data(self, fields: Mapping[str, str], payload: bytes) -> None:
+        info = _own(decode(DataInfo, payload), fields)
+        for listener in self._listeners:
+            listener.data(info)
+
     def _on_agent_profile(self, fields: Mapping[str, str], payload: bytes) -> None:
         part = _own(decode(ProfilePart, payload), fields)
-        for profiler in self._profilers:
-            profiler.part(part)
+        for listener in self._listeners:
+            listener.part(part)
 
     def _changed(self, change: Lost | Found | None) -> None:
         if change is None:
@@ -243,9 +251,9 @@ class Coordinator:
         event = DeviceGone(change.device, change.reason) if isinstance(change, Lost) else DeviceBack(change.device)
         for runner in self._jobs.values():
             runner.inbox.put(event)
-        for profiler in self._profilers:
+        for listener in self._listeners:
             if isinstance(change, Lost):
-                profiler.lost(change.device, change.reason)
+                listener.lost(change.device, change.reason)
 
     # Requests
 
@@ -347,6 +355,7 @@ class Coordinator:
             command=self._command,
             open_link=self._open_link,
             profiler=self._profiler,
+            inspector=self._inspector,
         )
 
     def _publish(self, topic: str, payload: bytes, retain: bool) -> None:
@@ -363,11 +372,16 @@ class Coordinator:
         profiler = Profiler(
             self.session, self.registry, self._store, self._command, self._open_link, self._forget, self.settings
         )
-        self._profilers.append(profiler)
+        self._listeners.append(profiler)
         return profiler
 
-    def _forget(self, profiler: Profiler) -> None:
-        self._profilers.remove(profiler)
+    def _inspector(self) -> Inspector:
+        inspector = Inspector(self.session, self.registry, self._command, self._forget)
+        self._listeners.append(inspector)
+        return inspector
+
+    def _forget(self, listener: Profiler | Inspector) -> None:
+        self._listeners.remove(listener)
 
 
 def _own(message: Any, fields: Mapping[str, str]) -> Any:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 
 from asteroid_agent.supervisor.events import Effect, Launch, Log, Message, Publish
 from asteroid_agent.supervisor.slot import Answer, drain, end, launch, say
 from asteroid_agent.supervisor.state import ANSWERS_KEPT, Phase, State
+from asteroid_agent.worker.config import Mode
 from asteroid_core import PROTOCOL
 from asteroid_core.errors import InputError, WireError
 from asteroid_core.ids import job_id
 from asteroid_core.wire import topics
 from asteroid_core.wire.messages import Command, Reply, decode, encode
 
+_MODES: Mapping[str, Mode] = {"prepare": "train", "profile": "profile", "inspect": "inspect"}
 LONGEST_ID = 200
 """A command's id is copied into the answer, so it may not be a way to make us say long things."""
 
@@ -43,7 +46,7 @@ def commanded(state: State, event: Message) -> Answer:
     if refusal:
         return _answer(state, command.id, False, refusal)
     match command.verb:
-        case "prepare" | "profile":
+        case "prepare" | "profile" | "inspect":
             return _wanted(state, command)
         case "stop":
             return _stop(state, command)
@@ -68,6 +71,8 @@ def _refusal(state: State, command: Command) -> str:
         return ""
     try:
         job_id(command.job)
+        if command.verb == "inspect" and command.data is None:
+            return "The command names no data."
         if command.verb == "profile":
             topics.build("agent_profile", agent=state.agent, model=command.model)
     except InputError as error:
@@ -80,10 +85,13 @@ def _refusal(state: State, command: Command) -> str:
 def _wanted(state: State, command: Command) -> Answer:
     wanted = Launch(
         command.job,
-        "train" if command.verb == "prepare" else "profile",
+        _MODES[command.verb],
         command.session,
         command.generation,
         command.model if command.verb == "profile" else "",
+        command.data,
+        command.dtype,
+        command.seed,
     )
     worker = state.worker
     if worker is None:

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Literal
 
 from asteroid_agent.worker.config import Mode
+from asteroid_core.spec import DataSpec
 
 
 @dataclass(frozen=True)
@@ -18,9 +19,14 @@ class Launch:
     session: str
     generation: int = 0
     model: str = ""
+    data: DataSpec | None = None
+    dtype: str = ""
+    seed: int = 0
 
     def describe(self) -> str:
         """What it does, for sentences."""
+        if self.mode == "inspect":
+            return f"looking at data {self.data.source if self.data else ''}"
         return f"training job {self.job}" if self.mode == "train" else f"measuring model {self.model}"
 
 

@@ -51,7 +51,7 @@ def status_line(state: State) -> str:
         text = state.phase.value
     elif worker is None:
         text = f"{state.phase.value}, lends {state.info.cores:g} cores and {state.info.budget_mb} MB"
-    elif worker.launch.mode == "profile":
+    elif worker.launch.mode != "train":
         text = worker.launch.describe()
     else:
         text = f"stage {worker.stage} of job {worker.launch.job}" if worker.stage else f"job {worker.launch.job}"

@@ -9,7 +9,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Mode = Literal["train", "profile"]
+from asteroid_core.spec import DataSpec
+
+Mode = Literal["train", "profile", "inspect"]
 
 
 class MqttConfig(BaseModel):
@@ -40,7 +42,7 @@ class WorkerConfig(BaseModel):
     Attributes:
         agent: name of the device.
         job: name of the job.
-        mode: train a stage, or measure layers.
+        mode: train a stage, measure layers, or look at a data set.
         model: what to measure; empty when training.
         session: the coordinator's start that asked for this worker; assignments of another one are not for it.
         generation: the generation in which it was asked for.
@@ -48,6 +50,9 @@ class WorkerConfig(BaseModel):
         cores: processor cores that the owner lends.
         budget_mb: memory that the owner lends.
         scratch_dir: directory that the owner lends; None: none.
+        data: what to look at.
+        dtype: of its floats.
+        seed: of the job.
         log_format: as the supervisor's.
     """
 
@@ -63,6 +68,9 @@ class WorkerConfig(BaseModel):
     cores: float = Field(gt=0)
     budget_mb: int = Field(gt=0)
     scratch_dir: str | None = None
+    data: DataSpec | None = None
+    dtype: str = ""
+    seed: int = 0
     log_format: str = "auto"
 
     def line(self) -> bytes:

@@ -10,18 +10,19 @@ import os
 import queue
 import sys
 import threading
+from collections.abc import Callable, Mapping
 
 import psutil
 from pydantic import ValidationError
 
 from asteroid_agent.logs import setup_logging
-from asteroid_agent.worker.config import WorkerConfig
+from asteroid_agent.worker.config import Mode, WorkerConfig
 from asteroid_core.clock import MonotonicClock
 from asteroid_core.errors import AsteroidError, WireError
 from asteroid_core.link.base import Broker, Connected, Disconnected, Message, Refused, Subscription, Will
 from asteroid_core.link.tensors import TensorLink, open_tensors
 from asteroid_core.wire import topics
-from asteroid_core.wire.messages import ProfilePart, WorkerState, WorkerStatus, encode
+from asteroid_core.wire.messages import DataInfo, FieldInfo, ProfilePart, WorkerState, WorkerStatus, encode
 
 log = logging.getLogger("asteroid.worker")
 
@@ -143,6 +144,34 @@ def _profile(config: WorkerConfig, shell: Shell) -> None:
     shell.tell("done", 1, "")
 
 
+def _inspect(config: WorkerConfig, shell: Shell) -> None:
+    from asteroid_core.data.opening import open_source
+
+    assert config.data is not None, "the supervisor refuses an inspection without data"
+    shell.link.set_generation(1)
+    shell.tell("loading", 1, "")
+    source = open_source(config.data, seed=config.seed, dtype=config.dtype)
+    info = DataInfo(
+        agent=config.agent,
+        job=config.job,
+        samples=len(source),
+        inputs=tuple(FieldInfo(dtype=f.dtype, shape=f.shape) for f in source.inputs),
+        target=FieldInfo(dtype=source.target.dtype, shape=source.target.shape),
+        classes=source.classes,
+        vocabulary=source.vocabulary,
+        text=source.describe(),
+    )
+    shell.publish(topics.build("agent_data", agent=config.agent, job=config.job), encode(info))
+    shell.tell("done", 1, "")
+
+
+_MODES: Mapping[Mode, Callable[[WorkerConfig, Shell], None]] = {
+    "train": _train,
+    "profile": _profile,
+    "inspect": _inspect,
+}
+
+
 def main() -> int:
     """Run one worker; returns the exit code."""
     try:
@@ -161,7 +190,7 @@ def main() -> int:
         log.error("%s", error)
         return error.exit_code
     try:
-        (_profile if config.mode == "profile" else _train)(config, shell)
+        _MODES[config.mode](config, shell)
     except AsteroidError as error:
         log.error("%s", error)
         shell.tell("failed", 0, str(error))

@@ -79,13 +79,9 @@ class StageRunner:
         self._program = program
         self._expect = Expectations(self._plan, self._me, program.inputs, program.outputs, assignment.data_owner)
         self._mail: Mailbox[Received] = Mailbox()
+        train = assignment.train
         self._rounds = RoundPlan(
-            samples=assignment.samples,
-            batch=self._plan.batch,
-            micro=self._plan.micro_size,
-            epochs=assignment.train.epochs,
-            max_rounds=assignment.train.rounds,
-            seed=assignment.train.seed,
+            assignment.samples, self._plan.batch, self._plan.micro_size, train.epochs, train.seed, train.rounds
         )
         self._groups = dict(self._plan.reduction_groups(self._me))
         self._key = PassKey(0, assignment.start_round)

@@ -22,9 +22,14 @@ from asteroid_agent.worker.ports import TensorPort
 from asteroid_agent.worker.runner import StageRunner, group_name
 from asteroid_agent.worker.shell import WorkerShell
 from asteroid_core.clock import Clock
-from asteroid_core.errors import ProgramError, WireError
+from asteroid_core.data.feeder import FeedPlan, Split
+from asteroid_core.data.opening import open_source
+from asteroid_core.data.source import Source
+from asteroid_core.errors import InputError, ProgramError, WireError
+from asteroid_core.feeding import Feeder
 from asteroid_core.ids import COORDINATOR
 from asteroid_core.program import StageProgram
+from asteroid_core.rounds import RoundPlan, passes
 from asteroid_core.wire import topics
 from asteroid_core.wire.messages import Assignment, Report, decode, encode
 from asteroid_core.wire.tensor import Kind, Tag, Tensor
@@ -52,6 +57,8 @@ class Session:
         self._resident_mb = resident_mb
         self._pending: Assignment | None = None
         self._generation = 0
+        self._source: Source | None = None
+        self._feed_errors: list[Exception] = []
         self._topic = topics.build("job_assignment", job=config.job, agent=config.agent)
 
     def run(self) -> None:
@@ -87,6 +94,8 @@ class Session:
         self._poll(0.0)
         if self._pending is not None:
             raise Superseded
+        if self._feed_errors:
+            raise self._feed_errors[0]
 
     def _serve(self, assignment: Assignment) -> None:
         generation = assignment.plan.generation
@@ -128,7 +137,12 @@ class Session:
             clock=self._clock,
             resident_mb=self._resident_mb,
         )
-        runner.run()
+        feeder = self._feeder(assignment) if assignment.data is not None else None
+        try:
+            runner.run()
+        finally:
+            if feeder is not None:
+                feeder.halt()
         while self._link.backlog():
             self._poll(0.05)
             if self._pending is not None:
@@ -143,6 +157,30 @@ class Session:
             )
         )
         self._tell("done", generation, "")
+
+    def _feeder(self, assignment: Assignment) -> Feeder:
+        """Feed the job from here, where its data lies."""
+        assert assignment.data is not None
+        train = assignment.train
+        if self._source is None:
+            self._source = open_source(assignment.data, seed=train.seed, dtype=train.dtype)
+        split = Split.of(len(self._source), assignment.data.validation, train.seed)
+        if (len(split.training), len(split.validation)) != (assignment.samples, assignment.validation):
+            raise InputError(
+                f"The data {assignment.data.source} has changed: it has {len(self._source)} samples now.",
+                "Put the old data back, or begin a new job.",
+            )
+        rounds = self._round_plan(assignment)
+        steps = passes(rounds, assignment.start_round, assignment.validation, train.validate_every)
+        feed = FeedPlan(rounds, self._source, split)
+        feeder = Feeder(self._link, feed, assignment.plan, steps, self._feed_errors.append)
+        feeder.start()
+        return feeder
+
+    @staticmethod
+    def _round_plan(assignment: Assignment) -> RoundPlan:
+        plan, train = assignment.plan, assignment.train
+        return RoundPlan(assignment.samples, plan.batch, plan.micro_size, train.epochs, train.seed, train.rounds)
 
     def _fetch(self, wanted: dict[Kind, tuple[str, int]]) -> dict[Kind, bytes]:
         """Wait for program and state from the coordinator; check that they are the ones the assignment names."""

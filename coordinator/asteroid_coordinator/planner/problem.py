@@ -50,6 +50,7 @@ class Wishes:
         order: 1F1B or GPipe.
         stages: exactly this many, if given.
         all_devices: leave no device out.
+        required: devices that have to take part (the data lies there).
     """
 
     batch: int
@@ -57,6 +58,7 @@ class Wishes:
     order: Order = "1f1b"
     stages: int | None = None
     all_devices: bool = False
+    required: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

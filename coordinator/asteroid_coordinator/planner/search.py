@@ -78,7 +78,7 @@ def _orders(problem: Problem) -> Iterator[tuple[Site, ...]]:
         by_memory = sorted(kept, key=lambda s: (-s.budget_mb, s.name))
         for order in (kept, kept[::-1], by_memory, by_memory[::-1]):
             key = tuple(site.name for site in order)
-            if key not in seen:
+            if key not in seen and problem.wishes.required <= set(key):
                 seen.add(key)
                 yield tuple(order)
 
@@ -182,6 +182,8 @@ def _plan(
     stages = []
     for number, (group, (lo, hi, split)) in enumerate(zip(groups, cuts, strict=True)):
         if problem.wishes.all_devices and 0 in split:
+            return None
+        if any(site.name in problem.wishes.required and not n for site, n in zip(group, split, strict=True)):
             return None
         shares = tuple(Share(device=s.name, samples=n) for s, n in zip(group, split, strict=True) if n)
         keep = _warm_up(problem, len(groups) - number, micros, policy)

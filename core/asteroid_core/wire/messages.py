@@ -95,16 +95,22 @@ class Telemetry(Message):
 class Command(Message):
     """What the coordinator asks of a device.
 
-    ``prepare`` starts (or keeps) a worker for a job, ``profile`` one that measures layers, ``stop`` ends the worker.
+    ``prepare`` starts (or keeps) a worker for a job, ``profile`` one that measures layers, ``inspect`` one that looks
+    at a data set; ``stop`` ends the worker.
     """
 
     id: str
-    verb: Literal["prepare", "profile", "stop", "leave"]
+    verb: Literal["prepare", "profile", "inspect", "stop", "leave"]
     job: str = ""
     generation: int = 0
     model: str = ""
     session: str = ""
     """the coordinator's start; a worker of an older one is replaced"""
+    data: DataSpec | None = None
+    """what to inspect"""
+    dtype: str = ""
+    """of its floats"""
+    seed: int = 0
 
 
 class Reply(Message):
@@ -157,6 +163,26 @@ class ProfilePart(Message):
     part: int
     parts: int
     text: str
+
+
+class FieldInfo(Frozen):
+    """Type and shape of one tensor of a sample."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class DataInfo(Message):
+    """What a data set holds."""
+
+    agent: str
+    job: str
+    samples: int = Field(ge=0)
+    inputs: tuple[FieldInfo, ...]
+    target: FieldInfo
+    classes: int | None = None
+    vocabulary: int | None = None
+    text: str = ""
 
 
 class CoordinatorStatus(Message):
