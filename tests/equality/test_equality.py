@@ -69,3 +69,17 @@ def test_no_device_holds_more_micro_batches_than_its_warm_up() -> None:
     for report in outcome.reports:
         if report.kind == "round":
             assert 1 <= report.peak_alive <= plan.stages[plan.stage_of(report.agent)].warm_up
+
+
+@pytest.mark.parametrize("optimizer", [{"kind": "sgd"}, {"kind": "adamw", "lr": 0.01, "weight_decay": 0.1}])
+@pytest.mark.parametrize(
+    ("first", "second"), [("a:8 | b:8", "a:8 | b:8"), ("a:8 | b:5 c:3", "a:8 | c:8"), ("a:8", "b:4 c:4")]
+)
+def test_a_restart_under_another_plan_changes_nothing(first: str, second: str, optimizer: dict[str, object]) -> None:
+    job = jobs.imported(jobs.job("transformer", {"dropout": 0.2, "tied": 1}, optimizer=optimizer))
+    half = jobs.imported(jobs.job("transformer", {"dropout": 0.2, "tied": 1}, optimizer=optimizer, train={"rounds": 9}))
+    before = cluster.run(half, jobs.plan(half, first))
+    kept = {k: v for name in reversed(jobs.plan(half, first).devices) for k, v in before.copies[name].items()}
+    after = cluster.run(job, jobs.plan(job, second), start=9, begin=kept)
+    wanted, _ = reference.train(job, jobs.plan(job, first))
+    assert max(reference.distance(after.state, wanted)) < 1e-9

@@ -86,6 +86,8 @@ def run(
     *,
     broker: MemoryBroker | None = None,
     flow: Flow | None = None,
+    start: int = 0,
+    begin: Arrays | None = None,
     around: Callable[[str, Backend], Backend] = lambda _, backend: backend,
 ) -> Outcome:
     """Train all rounds of a job under a plan.
@@ -95,6 +97,8 @@ def run(
         plan: who does what.
         broker: the broker, perhaps a faulty one.
         flow: credit settings.
+        start: completed rounds.
+        begin: state after them, optimizer included; None: the initial one.
         around: may wrap the backend of a device.
     """
     memory = broker or MemoryBroker()
@@ -109,7 +113,7 @@ def run(
     for name, link in links.items():
         groups = [] if name == COORDINATOR else plan.reduction_groups(name)
         link.set_generation(plan.generation, [group_name(plan.stage_of(name), g) for g, _ in groups])
-    state = dict(imports.model.all_state())
+    state = dict(begin if begin is not None else imports.model.all_state())
 
     def control() -> None:
         if failed.is_set():
@@ -120,10 +124,10 @@ def run(
             stage = plan.stages[plan.stage_of(device)]
             program = StageProgram.from_bytes(imports.model.stage(stage.lo, stage.hi).to_bytes())
             names = imports.model.state_names(stage.lo, stage.hi)
-            own = {k: np.array(v) for k, v in state.items() if k in names}
+            own = {k: np.array(v) for k, v in state.items() if k in names or k.startswith("opt/")}
             backend = around(device, open_backend("torch", program, own, imports.spec.optimizer, 1.0))
             runner = StageRunner(
-                assignment(imports, plan, device),
+                assignment(imports, plan, device).model_copy(update={"start_round": start}),
                 program,
                 backend,
                 links[device],
@@ -141,7 +145,7 @@ def run(
             outcome.errors.append(error)
             failed.set()
 
-    steps = passes(imports.round_plan(plan), 0, imports.validation, imports.spec.train.validate_every)
+    steps = passes(imports.round_plan(plan), start, imports.validation, imports.spec.train.validate_every)
 
     def feed_failed(error: Exception) -> None:
         outcome.errors.append(error)

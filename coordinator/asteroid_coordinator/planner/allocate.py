@@ -24,9 +24,12 @@ def allocate(
         alive: micro-batches alive at once (K); the memory check needs the true one.
     """
     most = [_most(problem, site, lo, hi, micro, alive, len(group)) for site in group]
+    least = [1 if problem.wishes.must(site.name) else 0 for site in group]
+    if sum(least) > micro or any(a > b for a, b in zip(least, most, strict=True)):
+        return None
     speed = [1.0 / max(sum(problem.compute(site, lo, hi, micro)), 1e-12) for site in group]
-    shares = [0] * len(group)
-    left = micro
+    shares = list(least)
+    left = micro - sum(least)
     while left:
         open_ = [i for i in range(len(group)) if shares[i] < most[i]]
         if not open_:
@@ -43,7 +46,7 @@ def allocate(
     while True:
         slow = max(range(len(group)), key=lambda i: seconds(i, shares[i]))
         others = [i for i in range(len(group)) if i != slow and shares[i] < most[i]]
-        if not others or shares[slow] == 0:
+        if not others or shares[slow] == least[slow]:
             break
         fast = min(others, key=lambda i: seconds(i, shares[i] + 1))
         if seconds(fast, shares[fast] + 1) >= seconds(slow, shares[slow]):

@@ -60,6 +60,10 @@ class Wishes:
     all_devices: bool = False
     required: frozenset[str] = frozenset()
 
+    def must(self, device: str) -> bool:
+        """Whether a device has to get a share."""
+        return self.all_devices or device in self.required
+
 
 @dataclass(frozen=True)
 class Problem:

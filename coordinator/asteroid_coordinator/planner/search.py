@@ -181,10 +181,6 @@ def _plan(
 ) -> Plan | None:
     stages = []
     for number, (group, (lo, hi, split)) in enumerate(zip(groups, cuts, strict=True)):
-        if problem.wishes.all_devices and 0 in split:
-            return None
-        if any(site.name in problem.wishes.required and not n for site, n in zip(group, split, strict=True)):
-            return None
         shares = tuple(Share(device=s.name, samples=n) for s, n in zip(group, split, strict=True) if n)
         keep = _warm_up(problem, len(groups) - number, micros, policy)
         stages.append(Stage(lo=lo, hi=hi, shares=shares, warm_up=keep))
