@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 from asteroid_core.errors import InputError
 
@@ -150,12 +151,19 @@ _REGEX = [
 
 def parse(name: str) -> tuple[Topic, dict[str, str]] | None:
     """Return the row and the fields of a topic name, or None for a foreign one."""
+    found = _parsed(name)
+    return (found[0], dict(found[1])) if found is not None else None
+
+
+@lru_cache(maxsize=1024)
+def _parsed(name: str) -> tuple[Topic, tuple[tuple[str, str], ...]] | None:
+    """The same, remembered: a pipeline sends thousands of chunks on a few topics."""
     for row, regex in _REGEX:
         if found := regex.fullmatch(name):
             fields = found.groupdict()
             if row.key == "tensor" and fields["dst"] == GROUP:
                 continue
-            return row, fields
+            return row, tuple(fields.items())
     return None
 
 
