@@ -37,3 +37,12 @@ def rumqttd_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[brokers
         pytest.skip("iotcore is not installed")
     with brokers.rumqttd(tmp_path_factory.mktemp("rumqttd")) as broker:
         yield broker
+
+
+@pytest.fixture
+def own_rumqttd(tmp_path: Path) -> Iterator[brokers.RunningBroker]:
+    """A rumqttd of the test's own, for retained messages that others must not see."""
+    if not brokers.HAS_IOTCORE:
+        pytest.skip("iotcore is not installed")
+    with brokers.rumqttd(tmp_path / "rumqttd") as broker:
+        yield broker

@@ -97,8 +97,8 @@ class Coordinator:
         self._thread.start()
         if not self._online.wait(timeout):
             failure = self._failure or InputError(
-                f"The broker at {self.settings.address} did not answer within {timeout:.0f} s.",
-                "Check that it runs: asteroid doctor",
+                f"The coordinator did not show up on the broker at {self.settings.address} within {timeout:.0f} s.",
+                "Run `asteroid doctor`; the coordinator needs its own MQTT user and the rules of broker_config/acl.",
             )
             self.stop()
             raise failure
@@ -178,7 +178,6 @@ class Coordinator:
             filters = (*_AGENT_TOPICS, "coordinator_request", "coordinator_status")
             self._control.subscribe(*(Subscription(topics.pattern(key)) for key in filters))
         self._say("online")
-        self._online.set()
 
     def _incoming(self, event: Message) -> None:
         found = topics.parse(event.topic)
@@ -194,6 +193,8 @@ class Coordinator:
         if status.session == self.session:
             if status.state == "lost" and status.connection != self._connection:
                 self._say("online")  # the late will of an older connection of ours
+            elif status.state == "online":
+                self._online.set()  # seen by ourselves, so everybody can see it
             return
         if status.state == "online":
             log.warning("another coordinator (session %s) serves this broker", status.session)

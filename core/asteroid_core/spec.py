@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -117,6 +118,16 @@ class JobSpec(Frozen):
     checkpoint: CheckpointSpec = CheckpointSpec()
 
 
+def _unknown(place: tuple[int | str, ...]) -> str:
+    """The sentence about a field that does not exist, with the one that was perhaps meant."""
+    model: Any = JobSpec
+    for name in place[:-1]:
+        model = model.model_fields[str(name)].annotation or JobSpec
+    wrong, known = str(place[-1]), list(model.model_fields)
+    near = difflib.get_close_matches(wrong, known, 1)
+    return f"there is no field {wrong}; " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}")
+
+
 def parse_job(raw: dict[str, Any], where: str) -> JobSpec:
     """Check a job given as a mapping; ``where`` names it in errors.
 
@@ -128,8 +139,11 @@ def parse_job(raw: dict[str, Any], where: str) -> JobSpec:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(p) for p in first["loc"]) or "the job"
+        message = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            place, message = ".".join(str(p) for p in first["loc"][:-1]) or "the job", _unknown(first["loc"])
         raise InputError(
-            f"{where}: {place}: {first['msg'].removeprefix('Value error, ')}.",
+            f"{where}: {place}: {message}".rstrip("?.") + ("?" if message.endswith("?") else "."),
             "See docs/jobs.md for every field, or examples/ for jobs to copy.",
         ) from None
     job_id(spec.name)

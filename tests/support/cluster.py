@@ -84,7 +84,7 @@ def run(
     imports: Imports,
     plan: Plan,
     *,
-    broker: MemoryBroker | None = None,
+    open_link: Callable[[str], TensorLink] | None = None,
     flow: Flow | None = None,
     start: int = 0,
     begin: Arrays | None = None,
@@ -95,21 +95,21 @@ def run(
     Args:
         imports: the job.
         plan: who does what.
-        broker: the broker, perhaps a faulty one.
+        open_link: connects a device; None: over a broker in this process.
         flow: credit settings.
         start: completed rounds.
         begin: state after them, optimizer included; None: the initial one.
         around: may wrap the backend of a device.
     """
-    memory = broker or MemoryBroker()
+    memory = MemoryBroker()
     outcome = Outcome({})
     failed = threading.Event()
-    links = {
-        name: TensorLink(
-            MemoryTransport(memory, name), Broker("memory"), imports.spec.name, name, flow=flow, chunk_bytes=1 << 16
-        ).open()
-        for name in (*plan.devices, COORDINATOR)
-    }
+
+    def in_memory(name: str) -> TensorLink:
+        transport = MemoryTransport(memory, name)
+        return TensorLink(transport, Broker("memory"), imports.spec.name, name, flow=flow, chunk_bytes=1 << 16).open()
+
+    links = {name: (open_link or in_memory)(name) for name in (*plan.devices, COORDINATOR)}
     for name, link in links.items():
         groups = [] if name == COORDINATOR else plan.reduction_groups(name)
         link.set_generation(plan.generation, [group_name(plan.stage_of(name), g) for g, _ in groups])

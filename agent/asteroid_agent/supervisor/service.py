@@ -189,7 +189,7 @@ class Service:
             case base.Disconnected():
                 self._disconnected(item)
             case base.Refused():
-                log.error("%s", item.reason)
+                self._refused(item)
             case Ended():
                 if (exited := self._children.reap(item.number)) is not None:
                     self._step(exited)
@@ -197,6 +197,19 @@ class Service:
                 self._step(item)
             case _:
                 raise TypeError(f"{item!r} is no event of a supervisor")
+
+    def _refused(self, item: base.Refused) -> None:
+        """Nobody would see a device whose birth the broker refuses; the rest is logged.
+
+        Raises:
+            BrokerError: the birth was refused.
+        """
+        if item.topic == topics.build("agent_status", agent=self._state.agent):
+            raise BrokerError(
+                item.reason,
+                f"Its MQTT user must be named {self._state.agent}, under the rules of broker_config/acl.",
+            )
+        log.error("%s", item.reason)
 
     def _disconnected(self, item: base.Disconnected) -> None:
         uplink = self._uplink

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from asteroid_agent.logs import setup_logging
 from asteroid_agent.worker.config import Mode, WorkerConfig
 from asteroid_core.clock import MonotonicClock
-from asteroid_core.errors import AsteroidError, WireError
+from asteroid_core.errors import AsteroidError, BrokerError
 from asteroid_core.link.base import Broker, Connected, Disconnected, Message, Refused, Subscription, Will
 from asteroid_core.link.tensors import TensorLink, open_tensors
 from asteroid_core.wire import topics
@@ -83,7 +83,7 @@ class Shell:
                 case Disconnected():
                     log.warning("broker lost: %s", event.reason)
                 case Refused():
-                    raise WireError(
+                    raise BrokerError(
                         f"The broker refuses {event.topic} for {self._config.agent}: {event.reason}",
                         "Give this device the access rules of broker_config/acl.",
                     )

@@ -5,6 +5,7 @@ Nothing is downloaded: pretrained weights come from a local directory that the j
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
@@ -362,6 +363,11 @@ def _tokens(name: str, source: Source) -> int:
     return first.shape[0]
 
 
+def _near(name: str) -> str:
+    near = difflib.get_close_matches(name, list(ZOO), 1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
 def choose(spec: ModelSpec, source: Source, seed: int) -> Chosen:
     """Build the model that a job names, for its data.
 
@@ -378,7 +384,8 @@ def choose(spec: ModelSpec, source: Source, seed: int) -> Chosen:
         options.finish()
     else:
         raise InputError(
-            f"There is no model {spec.name!r}.", f"Known: {', '.join(ZOO)}, or package.module:function of your own."
+            f"There is no model {spec.name!r}{_near(spec.name)}.",
+            f"Known: {', '.join(ZOO)}, or package.module:function of your own.",
         )
     is_class = source.target.dtype.startswith("int")
     kind = str(spec.options.get("loss", "cross_entropy" if is_class else "mse"))

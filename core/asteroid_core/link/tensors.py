@@ -218,9 +218,10 @@ class TensorLink(LinkLoop):
             return self._counts.wait_for(lambda: not self._transfers, timeout)
 
     def stats(self) -> dict[str, int | str]:
-        """Return what was sent, repeated, received and dropped since the start."""
+        """Return the length of a chunk, and what was sent, repeated, received and dropped since the start."""
         out, counters = self._outbox, self._inbox.counters
         return {
+            "chunk_bytes": self._chunk_bytes(),
             "chunks_sent": out.chunks_sent,
             "chunks_again": out.chunks_again,
             "questions": out.questions,

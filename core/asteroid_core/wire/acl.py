@@ -30,6 +30,9 @@ def rules() -> Iterator[str]:
     yield f"user {OPERATOR}"
     yield from _of(Role.OPERATOR)
     yield f"topic read {CONTROL}/#"
+    # The patterns below hold for every user who has logged in; a denial comes before them, wherever it stands.
+    yield f"topic deny {DATA}/#"
+    yield f"topic deny {CONTROL}/agents/{OPERATOR}/#"
     yield ""
     yield "# Every user, by the name it has logged in with: devices."
     for row in TABLE:
