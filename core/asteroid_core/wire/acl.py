@@ -1,7 +1,8 @@
 """Access rules for mosquitto, made from the topic table: who writes and reads what. ``broker_config/acl`` is this text.
 
 Static patterns only: ``%u`` is the MQTT user name, which for a device is its name. A device writes where it is the
-writer or the source, and reads where it is the receiver; what everyone may read, every user may.
+writer or the source, and reads where it is the receiver. Mosquitto applies patterns to every user that has logged in,
+so whoever is no device needs denials; those come first, wherever they stand.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ def rules() -> Iterator[str]:
     yield f"user {OPERATOR}"
     yield from _of(Role.OPERATOR)
     yield f"topic read {CONTROL}/#"
-    # The patterns below hold for every user who has logged in; a denial comes before them, wherever it stands.
     yield f"topic deny {DATA}/#"
     yield f"topic deny {CONTROL}/agents/{OPERATOR}/#"
     yield ""
