@@ -119,14 +119,21 @@ class Profiler:
                     todo[device.name] = device
             if not todo:
                 say("profiled", f"{len(done)} devices are known already")
-                return done, {}
+                return self._with_link(done), {}
             say("profiling", f"measuring {len(imports.model.layers)} layers on {', '.join(sorted(todo))}")
             measured, failed = self._run(bundle, todo, say, cancelled)
             for name, profile in measured.items():
                 self._store.put_profile(name, key, _backends(todo[name]), profile.to_text())
-            return done | measured, failed
+            return self._with_link(done | measured), failed
         finally:
             self._forget(self)
+
+    def _with_link(self, profiles: dict[str, DeviceProfile]) -> dict[str, DeviceProfile]:
+        """The profiles, with the link speed of the settings if they have one."""
+        speed = self._settings.link_bytes_per_s
+        if speed is None:
+            return profiles
+        return {name: p.model_copy(update={"bytes_per_s": speed}) for name, p in profiles.items()}
 
     def _devices(self, spec: JobSpec) -> list[Device]:
         wanted = set(spec.plan.devices)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.support import brokers
+from tests.support import site as processes
 
 from asteroid_core.errors import BrokerError
 from asteroid_core.link.base import Broker, Message, Refused, Subscription
@@ -216,3 +217,49 @@ def test_a_wrong_login_is_one_sentence(site: Site, user: str | None, password: s
         open_control(site.broker(user, password), client_id="test-wrong")
     assert caught.value.exit_code == 2
     assert caught.value.remedy
+
+
+JOB = """
+[model]
+name = "mlp"
+[data]
+source = "digits"
+[train]
+rounds = 3
+batch = 16
+micro_batch = 8
+[plan]
+all_devices = true
+stages = 2
+"""
+
+
+def _login(site: Site, user: str) -> tuple[str, ...]:
+    """Options of every program for a user."""
+    password = site.directory / f"{user}.password"
+    password.write_text(f"{user}\n")
+    return ("--username", user, "--password-file", str(password), "--ca", str(site.authority))
+
+
+def test_an_operator_trains_on_devices_with_logins_and_nobody_is_refused(site: Site, tmp_path: Path) -> None:
+    cluster = processes.Site(tmp_path, f"localhost:{site.port}", 0)
+    try:
+        for name in ("pi-1", "pi-2"):
+            cluster.start_agent(name, 2000, *_login(site, name))
+        with cluster.running("coordinator", *_login(site, "coordinator")) as coordinator:
+            assert coordinator.stderr is not None
+            assert "Coordinator online" in coordinator.stderr.readline()
+            done = cluster.run("train", cluster.job("job", JOB), "--json", *_login(site, "operator"))
+            assert done.code == 0, done.err
+            assert done.json["phase"] == "done"
+            doctor = cluster.run("doctor", "--json", *_login(site, "operator"))
+            assert not [item for item in doctor.json if item["level"] == "fail"], doctor.out
+            coordinator.terminate()
+            told = done.err + coordinator.communicate(timeout=30)[1]
+        told += "".join((tmp_path / f"{name}.log").read_text() for name in cluster.agents)
+        assert "refuse" not in told
+        assert "Traceback" not in told
+    finally:
+        for process in cluster.agents.values():
+            process.terminate()
+            process.wait(15)
