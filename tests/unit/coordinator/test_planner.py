@@ -1,0 +1,179 @@
+"""Plans cover the model, fit into memory, use speed, and a job that fits nowhere gets a sentence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tests.support.problems import layer, problem, site
+
+from asteroid_coordinator.planner import make_plan, round_time
+from asteroid_coordinator.planner.allocate import allocate
+from asteroid_coordinator.planner.costing import alive, costs_of, estimate, memory_of
+from asteroid_coordinator.planner.problem import Problem, Tied, Wishes
+from asteroid_core.errors import InputError, PlanError
+from asteroid_core.memory import moments
+from asteroid_core.spec import OptimizerSpec
+
+FOUR = [layer(i) for i in range(4)]
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    """One to four devices of any speed, two to six layers, memory that may be tight."""
+    count = draw(st.integers(2, 6))
+    layers = [
+        layer(i, draw(st.integers(0, 10**6)), draw(st.integers(0, 10**5)), draw(st.integers(1, 10**5)))
+        for i in range(count)
+    ]
+    sites = [
+        site(
+            name,
+            [draw(st.floats(1e-5, 1e-2)) for _ in range(count)],
+            draw(st.sampled_from([2.0, 5.0, 1000.0])),
+            draw(st.sampled_from([1e7, 1e9])),
+        )
+        for name in "abcd"[: draw(st.integers(1, 4))]
+    ]
+    return problem(sites, layers, Wishes(batch=16, micro_sizes=(8, 4, 2), all_devices=draw(st.booleans())))
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems())
+def test_every_plan_is_whole_and_fits(given_: Problem) -> None:
+    try:
+        outcome = make_plan(given_, 1)
+    except PlanError:
+        assume(False)
+    plan = outcome.plan
+    assert plan.stages[0].lo == 0
+    assert plan.stages[-1].hi == len(given_.layers)
+    assert plan.batch == 16
+    assert all(need <= budget for need, budget in outcome.memory.values())
+    assert plan.predicted_s == pytest.approx(round_time(plan, outcome.costs))
+    if given_.wishes.all_devices:
+        assert set(plan.devices) == {s.name for s in given_.sites}
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(), st.integers(1, 16))
+def test_algorithm_1_gives_every_sample_once_and_never_more_than_fits(given_: Problem, micro: int) -> None:
+    shares = allocate(given_, given_.sites, 0, len(given_.layers), micro, 2)
+    if shares is None:
+        return
+    assert sum(shares) == micro
+    for where, samples in zip(given_.sites, shares, strict=True):
+        assert not samples or given_.fits(where, 0, len(given_.layers), samples, 2, len(given_.sites))
+
+
+def test_shares_follow_speed() -> None:
+    made = problem([site("slow", [3e-3] * 4), site("fast", [1e-3] * 4)], FOUR)
+    assert allocate(made, made.sites, 0, 4, 16, 1) == (4, 12)
+
+
+def test_memory_moves_samples_to_who_has_room() -> None:
+    small = site("small", [1e-3] * 4, budget_mb=0.03)
+    made = problem([small, site("large", [1e-3] * 4)], FOUR)
+    shares = allocate(made, made.sites, 0, 4, 16, 1)
+    assert shares is not None
+    assert shares[0] < 8
+    assert sum(shares) == 16
+
+
+def test_two_equal_devices_are_faster_than_one() -> None:
+    sites = [site("a", [1e-3] * 4), site("b", [1e-3] * 4)]
+    alone = make_plan(problem(sites[:1], FOUR), 1)
+    both = make_plan(problem(sites, FOUR), 1)
+    assert alone.plan.predicted_s is not None
+    assert both.plan.predicted_s is not None
+    assert both.plan.predicted_s < 0.7 * alone.plan.predicted_s
+
+
+def test_a_slow_link_keeps_everything_on_one_device() -> None:
+    sites = [site("a", [1e-4] * 4, bytes_per_s=1e3), site("b", [1e-4] * 4, bytes_per_s=1e3)]
+    assert len(make_plan(problem(sites, FOUR), 1).plan.devices) == 1
+
+
+def test_a_model_too_large_for_each_device_is_split() -> None:
+    large = [layer(i, weights=1_000_000) for i in range(4)]
+    sites = [site(name, [1e-3] * 4, budget_mb=7.0) for name in "abc"]
+    plan = make_plan(problem(sites, large), 1).plan
+    assert len(plan.stages) >= 2
+
+
+def test_a_model_that_fits_nowhere_gets_a_sentence() -> None:
+    huge = [layer(i, weights=50_000_000) for i in range(2)]
+    with pytest.raises(PlanError) as caught:
+        make_plan(problem([site("a", [1e-3] * 2, budget_mb=20)], huge), 1)
+    assert caught.value.exit_code == 2
+    assert "MB more than any device lends" in caught.value.what
+    assert "a 20 MB" in caught.value.remedy
+    wide = [layer(i, weights=1_000_000) for i in range(10)]
+    with pytest.raises(PlanError, match="fits nowhere"):
+        make_plan(problem([site("a", [1e-3] * 10, budget_mb=8)], wide), 1)
+
+
+def test_wishes_are_kept() -> None:
+    sites = [site(name, [1e-3] * 4) for name in "abc"]
+    plan = make_plan(problem(sites, FOUR, Wishes(16, (4,), stages=3)), 1).plan
+    assert len(plan.stages) == 3
+    needed = Wishes(16, (4,), required=frozenset({"c"}))
+    slow = [*sites[:2], site("c", [1.0] * 4)]
+    assert "c" in make_plan(problem(slow, FOUR, needed), 1).plan.devices
+    gpipe = make_plan(problem(sites, FOUR, Wishes(16, (4,), order="gpipe", stages=2)), 1).plan
+    assert gpipe.order == "gpipe"
+    assert alive(gpipe, gpipe.stages[0].warm_up) == 4
+
+
+def test_ties_become_reduction_groups() -> None:
+    tied = {"embed.weight": Tied((0, 3), 4_000)}
+    sites = [site(name, [1e-3] * 4) for name in "ab"]
+    outcome = make_plan(problem(sites, FOUR, Wishes(16, (4,), stages=2), tied), 1)
+    assert [(t.name, t.stages) for t in outcome.plan.ties] == [("embed.weight", (0, 1))]
+    assert outcome.costs.tie_bytes == (4_000,)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "cannot be read"),
+        ("0-3 a", "cannot be read"),
+        ("0-3 z:4", "z, which is not there"),
+        ("0-3 a:5", "does not divide"),
+        ("0-2 a:4", "ends at layer 2"),
+        ("0-1 a:4 | 3-3 b:4", "expected to begin at 2"),
+        ("0-1 a:4 | 2-3 b:2", "add up to 2"),
+        ("0-1 a:4 | 2-3 a:4", "appears twice"),
+    ],
+)
+def test_a_wrong_plan_by_hand_gets_a_sentence(text: str, says: str) -> None:
+    made = problem([site("a", [1e-3] * 4), site("b", [1e-3] * 4)], FOUR)
+    with pytest.raises(InputError, match=says):
+        make_plan(made, 1, fixed=text)
+
+
+def test_a_plan_by_hand() -> None:
+    made = problem([site("a", [1e-3] * 4), site("b", [1e-3] * 4)], FOUR)
+    outcome = make_plan(made, 3, fixed="0-1 a:4 | 2-3 b:4")
+    assert outcome.plan.describe() == "[0-1 a:4 K3] [2-3 b:4 K1] B=4 M=4 1f1b"
+    assert outcome.plan.generation == 3
+    tight = replace(made, sites=(replace(made.sites[0], budget_mb=0.001), made.sites[1]))
+    with pytest.raises(PlanError, match="on a, which lends 0 MB"):
+        make_plan(tight, 1, fixed="0-1 a:4 | 2-3 b:4")
+    with pytest.raises(InputError, match="no planner nobody"):
+        make_plan(made, 1, planner="nobody")
+
+
+def test_the_closed_formula_agrees_with_the_simulator_where_links_are_fast() -> None:
+    sites = [site(name, [1e-3] * 4, bytes_per_s=1e12) for name in "ab"]
+    made = problem(sites, FOUR)
+    plan = make_plan(made, 1, fixed="0-1 a:2 | 2-3 b:2").plan
+    costs = costs_of(plan, made)
+    assert estimate(plan, costs) == pytest.approx(round_time(plan, costs), rel=0.02)
+    assert memory_of(plan, made)["a"][1] == 1000.0
+
+
+def test_moments_of_the_optimizers() -> None:
+    assert [moments(o) for o in (OptimizerSpec(momentum=0), OptimizerSpec(), OptimizerSpec(kind="adamw"))] == [0, 1, 2]

@@ -1,0 +1,110 @@
+"""The simulator agrees with what can be computed by hand, and its traces can be looked at."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from xml.etree import ElementTree
+
+import pytest
+from tests.support.plans import random_plan
+
+from asteroid_coordinator.cli.gantt import LEGEND, gantt_svg, gantt_text
+from asteroid_coordinator.simulator.engine import simulate
+from asteroid_core.costs import Costs, DeviceCost
+from asteroid_core.plan import Order, Plan, Share, Stage
+
+
+def _line(count: int, micros: int, order: Order = "1f1b") -> Plan:
+    stages = tuple(
+        Stage(lo=i, hi=i + 1, shares=(Share(device="abcdef"[i], samples=4),), warm_up=2 * (count - i) - 1)
+        for i in range(count)
+    )
+    return Plan(generation=1, stages=stages, micro_size=4, micro_count=micros, order=order)
+
+
+def _costs(plan: Plan, forward: float = 1.0, backward: float = 2.0, **more: float | tuple[int, ...]) -> Costs:
+    count = len(plan.stages)
+    raw: dict[str, object] = {
+        "devices": tuple(DeviceCost(device=d, forward_s=forward, backward_s=backward) for d in plan.devices),
+        "activation_bytes": (0,) * (count - 1),
+        "gradient_bytes": (0,) * (count - 1),
+        "reduce_bytes": (0,) * count,
+        "tie_bytes": (0,) * len(plan.ties),
+        "message_s": 0.0,
+        **more,
+    }
+    return Costs.model_validate(raw)
+
+
+@pytest.mark.parametrize("order", ["1f1b", "gpipe"])
+@pytest.mark.parametrize(("count", "micros"), [(1, 4), (2, 4), (3, 8), (4, 16)])
+def test_a_balanced_pipeline_takes_as_long_as_the_formula_says(order: Order, count: int, micros: int) -> None:
+    plan = _line(count, micros, order)
+    trace = simulate(plan, _costs(plan))
+    assert trace.round_s == pytest.approx((micros + count - 1) * 3.0)
+    assert trace.busy("a") == pytest.approx(micros / (micros + count - 1))
+
+
+def test_a_slow_stage_sets_the_pace() -> None:
+    plan = _line(2, 8)
+    costs = Costs(
+        devices=(DeviceCost(device="a", forward_s=1, backward_s=1), DeviceCost(device="b", forward_s=3, backward_s=3)),
+        activation_bytes=(0,), gradient_bytes=(0,), reduce_bytes=(0, 0), message_s=0.0,
+    )  # fmt: skip
+    assert simulate(plan, costs).round_s == pytest.approx(1 + 8 * 6 + 1)
+
+
+def test_transfers_take_their_time_and_queue_on_a_link() -> None:
+    plan = _line(2, 1)
+    trace = simulate(
+        plan, _costs(plan, activation_bytes=(250,), gradient_bytes=(500,), bytes_per_s=1000.0, message_s=0.5)
+    )
+    # forward 1, transfer 1 + 0.5, forward 1, backward 2, transfer 2 + 0.5, backward 2, then a vote of 0.5
+    assert trace.round_s == pytest.approx(1 + 1.5 + 1 + 2 + 2.5 + 2 + 0.5)
+    both = _line(2, 2, "gpipe")
+    queued = simulate(both, _costs(both, 0.0, 0.0, activation_bytes=(250,), bytes_per_s=1000.0))
+    ends = [move.end for move in queued.transfers if move.item.op.value == "SA"]
+    assert ends == pytest.approx([1.0, 2.0])
+
+
+def test_a_group_reduces_once_a_round() -> None:
+    stage = Stage(lo=0, hi=1, shares=(Share(device="a", samples=2), Share(device="b", samples=2)), warm_up=1)
+    plan = Plan(generation=1, stages=(stage,), micro_size=4, micro_count=3)
+    trace = simulate(plan, _costs(plan, reduce_bytes=(1000,), bytes_per_s=1000.0))
+    # half of the vector to the other one, half of the sum back; both directions at once
+    assert trace.round_s == pytest.approx(3 * 3.0 + 0.5 + 0.5)
+
+
+def test_no_random_plan_gets_stuck_and_k_is_kept() -> None:
+    for seed in range(200):
+        plan = random_plan(Random(seed))
+        trace = simulate(plan, _costs(plan))
+        assert trace.round_s > 0
+        for device, peak in trace.peak_alive.items():
+            most = plan.micro_count if plan.order == "gpipe" else plan.stages[plan.stage_of(device)].warm_up
+            assert 1 <= peak <= most
+
+
+def test_gantt_for_a_terminal() -> None:
+    plan = _line(2, 2)
+    text = gantt_text(plan, simulate(plan, _costs(plan)), 40)
+    lines = text.plain.splitlines()
+    assert lines[0].startswith(" 0 a ")
+    assert "0" in lines[0]
+    assert "b" in lines[1]
+    assert lines[0].endswith("% busy")
+    assert text.plain.endswith(LEGEND)
+    assert max(len(line) for line in lines[:2]) <= 40
+
+
+def test_gantt_as_svg_and_trace_for_a_browser() -> None:
+    plan = _line(3, 4)
+    trace = simulate(plan, _costs(plan))
+    root = ElementTree.fromstring(gantt_svg(plan, trace))
+    assert root.tag.endswith("svg")
+    rectangles = [e for e in root.iter() if e.tag.endswith("rect")]
+    assert len(rectangles) >= len(trace.spans)
+    events = json.loads(trace.chrome())["traceEvents"]
+    assert {e["args"]["name"] for e in events if e["ph"] == "M"} == {"a", "b", "c"}
+    assert sum(e["ph"] == "X" for e in events) == len(trace.spans) + len(trace.transfers)
