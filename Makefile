@@ -5,23 +5,28 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= 2
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 PYTEST := $(BIN)/pytest -n $(JOBS) --dist worksteal -q -rs
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint unit slow fuzz bench fmt docs clean
+.PHONY: help install demo test lint unit slow bench fmt docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 install: $(STAMP) ## make .venv with everything for development
 
-# torch first and from its pinned version: resolved with the rest it may bring several gigabytes of CUDA.
+# torch first, and only a build for processors: PyPI's for x86-64 brings several gigabytes of CUDA. Where pip already knows
+# a +cpu build (a local index, --find-links) it takes that, else PyTorch's own index has one; the last line makes sure.
+TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' constraints.txt)
+TORCH_INDEX ?= 
+
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/pip install --quiet $$(grep '^torch==' constraints.txt)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $@
+	$(PIP) install '$(TORCH)+cpu' 2>/dev/null || $(PIP) install --index-url $(TORCH_INDEX) '$(TORCH)'
+	$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python -c "import torch, sys; sys.exit(torch.version.cuda and 'pip has installed a CUDA build of torch: make clean')"
+	@touch $@
 
 demo: $(STAMP) ## train on four agents on this machine, kill one, go on (two minutes)
 	$(BIN)/asteroid demo
@@ -32,7 +37,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --quiet --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports --no-logo 2>/dev/null || $(BIN)/lint-imports
+	$(BIN)/lint-imports
 
 unit: $(STAMP)
 	@$(BIN)/python -c "from asteroid_core.brokers import find_mosquitto as f; \
