@@ -25,7 +25,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install '$(TORCH)+cpu' 2>/dev/null || $(PIP) install --index-url $(TORCH_INDEX) '$(TORCH)'
 	$(PIP) install --constraint constraints.txt --editable '.[dev]'
-	@$(BIN)/python -c "import torch, sys; sys.exit(torch.version.cuda and 'pip has installed a CUDA build of torch: make clean')"
+	@$(BIN)/python -c "import sys, torch; \
+	sys.exit(torch.version.cuda and 'pip has installed a CUDA build of torch; run make clean, then look at TORCH_INDEX')"
 	@touch $@
 
 demo: $(STAMP) ## train on four agents on this machine, kill one, go on (two minutes)
