@@ -23,13 +23,8 @@ from asteroid_core.wire.topics import BY_KEY, TABLE, Role, build
 CONFIG = Path(__file__).resolve().parents[2] / "broker_config"
 USERS = ("coordinator", "operator", "pi-1", "pi-2")
 
-pytestmark = [
-    pytest.mark.mosquitto,
-    pytest.mark.skipif(
-        brokers.MOSQUITTO is None or shutil.which("mosquitto_passwd") is None or shutil.which("openssl") is None,
-        reason="mosquitto or openssl is not installed",
-    ),
-]
+pytestmark = pytest.mark.mosquitto
+TOOLS = (brokers.MOSQUITTO, shutil.which("mosquitto_passwd"), shutil.which("openssl"))
 
 
 def test_rules_file_is_made_from_the_topic_table() -> None:
@@ -80,6 +75,8 @@ include_dir {directory}/conf.d
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    if None in TOOLS:
+        pytest.skip("mosquitto or openssl is not installed")
     directory = tmp_path_factory.mktemp("production")
     _certificates(directory)
     passwords = directory / "asteroid.passwd"

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from asteroid_core.link.base import Broker
 
 MOSQUITTO = shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
@@ -84,7 +86,7 @@ class RunningBroker:
 def mosquitto(directory: Path, *extra: str, nodelay: bool = True, anonymous: bool = True) -> Iterator[RunningBroker]:
     """A mosquitto with its default limits and whatever ``extra`` lines of configuration say."""
     if MOSQUITTO is None:
-        raise RuntimeError("no mosquitto")
+        pytest.skip("mosquitto is not installed")
     directory.mkdir(parents=True, exist_ok=True)
     port = free_port()
     lines = [f"listener {port} 127.0.0.1", f"allow_anonymous {'true' if anonymous else 'false'}", *extra]
