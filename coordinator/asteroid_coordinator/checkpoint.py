@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import logging
 import shutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -192,28 +192,6 @@ class Checkpoints:
         self.directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         for path in self.directory.glob(f"{PARTIAL}*"):
             shutil.rmtree(path)
-
-
-def export_model(checkpoint: Checkpoint, names: Iterable[str], path: Path) -> None:
-    """Write one safetensors file with the user's own names, as ``load_state_dict`` and others take it.
-
-    Args:
-        checkpoint: whose weights.
-        names: parameters and buffers of the user's model.
-        path: the file; it is replaced in one step.
-
-    Raises:
-        AsteroidError: a name is missing, the checkpoint is damaged, the disk is full.
-    """
-    manifest = _verified(checkpoint.path).manifest
-    have = _load(checkpoint.path / MODEL)
-    wanted = list(names)
-    if missing := [n for n in wanted if n not in have]:
-        raise AsteroidError(
-            f"The checkpoint {checkpoint.path} has no {missing[0]!r} ({len(missing)} of {len(wanted)} are missing).",
-            "It belongs to another model, or this is a bug.",
-        )
-    save_model({n: have[n] for n in wanted}, path, manifest.bfloat16)
 
 
 def save_model(tensors: Tensors, path: Path, bfloat16: Collection[str] = ()) -> None:

@@ -389,7 +389,7 @@ class JobRunner(threading.Thread):
         if latest is None:
             raise AsteroidError("There is no checkpoint to export.")
         path = self._shell.directory / "jobs" / self.spec.name / "model.safetensors"
-        self._need().model.export_state(self._checkpoints.read(latest), path)
+        checkpoint.save_model(self._need().model.export_state(self._checkpoints.read(latest)), path)
         self.narrator.tell_state(replace(self.job, phase="finishing"), str(path))
         median = self._score.median_round_s() if self._score else None
         predicted = self.job.plan.predicted_s if self.job.plan else None

@@ -7,13 +7,11 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.numpy import save_file
 from torch import fx, nn
 
 from asteroid_coordinator.model.cuts import Cut, Order, coarsen, find_cuts, kept_bytes, node_flops
@@ -105,8 +103,8 @@ class ImportedModel:
         value = self._tensor(name)
         return value.numel() * value.element_size()
 
-    def export_state(self, state: Arrays, path: Path) -> None:
-        """Write a trained state under the user's own parameter names; it loads with ``strict=True``.
+    def export_state(self, state: Arrays) -> dict[str, npt.NDArray[np.generic]]:
+        """Return a trained state under the user's own parameter names; it loads with ``strict=True``.
 
         What no layer uses keeps its initial value; tied names all get the value of the one that was trained.
         """
@@ -116,8 +114,7 @@ class ImportedModel:
             trained = state.get(canonical)
             array = value.detach().cpu().numpy() if trained is None else trained
             out[name] = np.array(array).reshape(tuple(value.shape))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(out, path, metadata={"format": "pt"})
+        return out
 
     # Building
 
