@@ -320,7 +320,7 @@ ZOO: Mapping[str, Builder] = {
 
 
 def _from(model: Any, config: Any, weights: str | None) -> nn.Module:
-    """Random weights, or those of a local directory (config.json and model.safetensors)."""
+    """Random weights, or those of a local directory (model.safetensors)."""
     if weights is None:
         built: nn.Module = model(config)
         return built
@@ -331,12 +331,31 @@ def _from(model: Any, config: Any, weights: str | None) -> nn.Module:
         )
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
-        loaded: nn.Module = model.from_pretrained(
-            path, local_files_only=True, use_safetensors=True, attn_implementation="eager"
+        loaded: nn.Module
+        loaded, info = model.from_pretrained(
+            path,
+            config=config,
+            local_files_only=True,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"The weights in {path} do not fit this model: {str(error).splitlines()[0]}") from None
+        raise _unfit(path, str(error).splitlines()[0]) from None
+    # A head for other classes begins with random weights, as in any fine-tuning; the rest has to be there.
+    mismatched = [key[0] if isinstance(key, tuple) else key for key in info["mismatched_keys"]]
+    prefix = f"{model.base_model_prefix}."
+    lacking = sorted(key for key in (*info["missing_keys"], *mismatched) if key.startswith(prefix))
+    if lacking:
+        raise _unfit(path, f"{lacking[0]} is missing or has another shape ({len(lacking)} in all).")
     return loaded
+
+
+def _unfit(path: Path, why: str) -> InputError:
+    return InputError(
+        f"The weights in {path} do not fit this model: {why}",
+        "Use weights of this architecture, or mend model.options.",
+    )
 
 
 def _no_weights(name: str, weights: str | None) -> None:
