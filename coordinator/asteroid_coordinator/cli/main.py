@@ -68,14 +68,20 @@ def build() -> typer.Typer:
     app = typer.Typer(help=_INTRO, rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=True)
 
     @app.callback()
-    def start(version: bool = typer.Option(False, "--version", help="Print the version.", is_eager=True)) -> None:
-        if version:
-            typer.echo(f"asteroid {__version__}")
-            raise typer.Exit
+    def start(
+        version: bool = typer.Option(False, "--version", help="Print the version.", is_eager=True, callback=_version),
+    ) -> None:
+        del version  # the option acts by itself
 
     for name, module in _VERBS.items():
         add_verb(app, name, getattr(module, name), module.EXAMPLES)
     return app
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"asteroid {__version__}")
+        raise typer.Exit
 
 
 def run(arguments: Sequence[str]) -> int:
