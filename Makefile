@@ -16,17 +16,14 @@ help: ## list the targets
 
 install: $(STAMP) ## make .venv with everything for development
 
-# torch first, and only a build for processors: PyPI's for x86-64 brings several gigabytes of CUDA. Where pip already knows
-# a +cpu build (a local index, --find-links) it takes that, else PyTorch's own index has one; the last line makes sure.
+# torch first, and a build for processors where pip finds one: resolved with the rest it may bring several gigabytes of
+# CUDA. Point PIP_EXTRA_INDEX_URL at PyTorch's index of CPU builds if yours has none.
 TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' constraints.txt)
-TORCH_INDEX ?= 
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install '$(TORCH)+cpu' 2>/dev/null || $(PIP) install --index-url $(TORCH_INDEX) '$(TORCH)'
+	$(PIP) install '$(TORCH)+cpu' 2>/dev/null || $(PIP) install '$(TORCH)'
 	$(PIP) install --constraint constraints.txt --editable '.[dev]'
-	@$(BIN)/python -c "import sys, torch; \
-	sys.exit(torch.version.cuda and 'pip has installed a CUDA build of torch; run make clean, then look at TORCH_INDEX')"
 	@touch $@
 
 demo: $(STAMP) ## train on four agents on this machine, kill one, go on (two minutes)
