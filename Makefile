@@ -24,6 +24,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install '$(TORCH)+cpu' 2>/dev/null || $(PIP) install '$(TORCH)'
 	$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python -c "import torch; \
+	print('This is a CUDA build of torch; a build for processors is much smaller, see the Makefile.' * bool(torch.version.cuda), end='')"
 	@touch $@
 
 demo: $(STAMP) ## train on four agents on this machine, kill one, go on (two minutes)
@@ -42,7 +44,8 @@ unit: $(STAMP)
 	print('mosquitto: ' + (f() or 'not installed, the tests that need it are skipped (apt install mosquitto)'))"
 	$(PYTEST) -m "not slow" tests
 
-slow: $(STAMP) ## longer tests: the paper's models, hundreds of random plans
+slow: $(STAMP) ## longer tests: the paper's models, hundreds of random plans, a stall of ten seconds
+	ASTEROID_STALL=10 $(BIN)/pytest -q -rP --timeout 1800 tests/integration/test_stall.py
 	ASTEROID_EXAMPLES=300 $(BIN)/pytest -q -rs --timeout 1800 -m slow tests
 	ASTEROID_EXAMPLES=300 ASTEROID_PLANS=20000 $(BIN)/pytest -q --timeout 1800 tests/equality/test_equality_property.py \
 	tests/property/test_schedule.py

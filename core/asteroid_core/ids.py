@@ -14,7 +14,7 @@ COORDINATOR = DeviceId("coordinator")
 """Source name of the coordinator on data topics; no device may carry it."""
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
-RESERVED = frozenset({"group", "all", "coordinator", "probe", "viewer"})
+RESERVED = frozenset({"group", "all", "coordinator", "operator", "probe", "viewer"})
 
 
 def valid_name(text: str) -> bool:

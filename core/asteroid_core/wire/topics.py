@@ -84,7 +84,7 @@ TABLE: tuple[Topic, ...] = (
           "birth and last will of the worker process of a job, with its generation"),
     Topic("agent_report", "agents/<agent>/report/<job>", "Report", 1, False, _A, _C,
           "what a worker tells the coordinator: round completed, snapshot sent, peer late, failure"),
-    Topic("agent_profile", "agents/<agent>/profile/<model>", "ProfilePart", 1, True, _A, _C,
+    Topic("agent_profile", "agents/<agent>/profile/<model>", "ProfilePart", 1, False, _A, _C,
           "measured layer times and memory, in numbered parts"),
     Topic("agent_data", "agents/<agent>/data/<job>", "DataInfo", 1, False, _A, _C,
           "what a data set that lies on this device holds: samples, types, shapes"),
