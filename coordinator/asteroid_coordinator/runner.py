@@ -266,8 +266,9 @@ class JobRunner(threading.Thread):
         present = {d.name: d for d in self._shell.registry.present() if d.name not in without}
         usable = {name: p for name, p in imports.profiles.items() if name in present}
         if not usable:
+            why = "".join(f" {name}: {reason.rstrip('.')}." for name, reason in self.job.excluded)
             raise InputError(
-                "No device is left to train on.",
+                f"No device is left to train on.{why}",
                 f"Start an agent, then: asteroid resume {self.spec.name}",
             )
         outcome = plan_job(self.spec, imports, usable, {n: d for n, d in present.items() if n in usable}, generation)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 import sqlite3
 import threading
 import time
@@ -175,22 +174,6 @@ class Store:
             raise InputError(f"There is no job {job!r}.", "asteroid jobs lists them.")
         return str(rows[0][0])
 
-    def delete_job(self, job: str) -> None:
-        """Forget a job, with its events and its files.
-
-        Raises:
-            InputError: there is no such job.
-        """
-        self.spec(job)
-        with self._transaction() as db:
-            db.execute("DELETE FROM jobs WHERE job = ?", (job,))
-        folder = self.layout.job(job)
-        try:
-            if folder.exists():
-                shutil.rmtree(folder)
-        except OSError as error:
-            raise AsteroidError(f"The files of {job!r} cannot be removed: {error}.", f"Remove {folder}.") from None
-
     # Their story
 
     def append(self, job: str, body: Mapping[str, Any]) -> int:
@@ -258,13 +241,6 @@ class Store:
         query = "SELECT body FROM profiles WHERE device = ? AND model = ? AND backends = ?"
         rows = self._rows(query, (device, model, backends))
         return str(rows[0][0]) if rows else None
-
-    def forget_profiles(self, device: str | None = None) -> int:
-        """Remove the profiles of a device, or all; return how many there were."""
-        with self._transaction() as db:
-            return db.execute("DELETE FROM profiles WHERE ? IS NULL OR device = ?", (device, device)).rowcount
-
-    # Inside
 
     def _rows(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         with self._mutex, self._sentences():

@@ -132,11 +132,6 @@ class RoundPlan:
             raise IndexError(f"micro-batch {number} of {self.micros}")
         return self._keys(round * self.batch + number * self.micro_size, self.micro_size)
 
-    def epoch_of(self, round: int) -> int:
-        """The epoch in which a round begins."""
-        self._check(round)
-        return round * self.batch // self.samples
-
     def validation_due(self, round: int, every: int | None = None) -> bool:
         """Whether validation follows a round.
 

@@ -71,7 +71,6 @@ class TrainSpec(Frozen):
     dtype: Literal["float32", "float64"] = "float32"
     validate_every: int | None = Field(default=None, ge=1)
     """rounds; default: after each epoch"""
-    threads: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
     def _check(self) -> TrainSpec:

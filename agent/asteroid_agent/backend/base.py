@@ -52,10 +52,7 @@ class Backend(Protocol):
     """One stage: its weights, the activations of the micro-batches in flight, its gradients, its optimizer."""
 
     def begin_round(self) -> None:
-        """Remember the buffers of the round's start, and forget all gradients and activations."""
-
-    def rollback(self) -> None:
-        """Put the buffers of the round's start back, and forget all gradients and activations."""
+        """Forget all gradients and activations."""
 
     def forward(self, micro: int, inputs: Sequence[Tensor], *, train: bool, samples: SampleKeys | None) -> list[Tensor]:
         """Return the outputs of a micro-batch's share; in training, keep what the backward needs."""

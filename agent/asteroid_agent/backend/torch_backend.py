@@ -54,11 +54,9 @@ class TorchBackend:
         self._tensors = {t.name: self._load(t.name, t.shape, t.dtype, t.trainable, state) for t in program.tensors}
         self._params = [self._tensors[t.name] for t in program.params]
         self._own = [self._tensors[t.name] for t in program.params if not t.shared]
-        self._mutable = [t.name for t in program.tensors if t.role in ("statistic", "counter")]
         self._train = rebuild(program, self._tensors, self._device, train=True)
         self._eval = rebuild(program, self._tensors, self._device, train=False)
         self._saved: dict[int, _Saved] = {}
-        self._start: dict[str, torch.Tensor] = {}
         self._steps = 0
         self._optimizer = self._make_optimizer()
         self._load_optimizer(state)
@@ -100,18 +98,7 @@ class TorchBackend:
     # A round
 
     def begin_round(self) -> None:
-        """Remember the buffers of the round's start, and forget all gradients and activations."""
-        self._start = {name: self._tensors[name].clone() for name in self._mutable}
-        self._forget()
-
-    def rollback(self) -> None:
-        """Put the buffers of the round's start back, and forget all gradients and activations."""
-        with torch.no_grad():
-            for name, value in self._start.items():
-                self._tensors[name].copy_(value)
-        self._forget()
-
-    def _forget(self) -> None:
+        """Forget all gradients and activations."""
         self._saved.clear()
         for param in self._params:
             param.grad = None

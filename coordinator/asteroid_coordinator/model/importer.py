@@ -20,7 +20,6 @@ from asteroid_coordinator.model.known import known_answer
 from asteroid_coordinator.model.zoo import Chosen, choose
 from asteroid_core.data.source import Source
 from asteroid_core.errors import ProgramError
-from asteroid_core.plan import Frozen
 from asteroid_core.profile import LayerInfo
 from asteroid_core.program import Dropout, LossSpec, Port, Row, StageProgram, TensorSpec
 from asteroid_core.spec import ModelSpec
@@ -30,14 +29,6 @@ Arrays = Mapping[str, npt.NDArray[np.generic]]
 
 _STATISTICS = {3: "running mean", 4: "running variance"}
 """Arguments of batch norm that it writes."""
-
-
-class TensorInfo(Frozen):
-    """A weight or buffer of the whole model."""
-
-    name: str
-    role: str
-    trainable: bool
 
 
 @dataclass(frozen=True)
