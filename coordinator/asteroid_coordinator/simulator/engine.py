@@ -1,7 +1,8 @@
 """Executes a round of a plan in virtual time: the same instruction lists and the same walker as the workers.
 
-Every device has one link to the broker, up and down at once; tensors queue on it in the order in which they are sent,
-and stream through the broker, so a transfer takes as long as its slower half. Samples are taken to be there in time.
+Every device has one link to the broker, up and down at once. Tensors queue on the way up in the order in which they are
+sent, and on the way down in the order in which their first byte reaches the broker; they stream through it, so on idle
+links both halves take place at once. Samples are taken to be there in time.
 """
 
 from __future__ import annotations
@@ -22,6 +23,17 @@ Key = tuple[str, Op, int | None]
 """(device, what it waits for, number)"""
 
 
+@dataclass(frozen=True)
+class _AtBroker:
+    """The first byte of a tensor is at the broker and queues for the receiver's downlink."""
+
+    source: str
+    item: Instruction
+    sent: float
+    seconds: float
+    wait: Key
+
+
 class Stuck(Exception):
     """No event is left and somebody still waits: the plan's schedules do not fit together."""
 
@@ -34,7 +46,7 @@ class _World:
     up: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     down: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     missing: dict[Key, int] = field(default_factory=dict)
-    events: list[tuple[float, int, str, Key | Instruction]] = field(default_factory=list)
+    events: list[tuple[float, int, str, Key | Instruction | _AtBroker]] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
     counter: itertools.count[int] = field(default_factory=itertools.count)
@@ -55,6 +67,9 @@ def simulate(plan: Plan, costs: Costs) -> Trace:
     while world.events:
         now, _, device, what = heapq.heappop(world.events)
         walker = world.walkers[device]
+        if isinstance(what, _AtBroker):
+            _deliver(world, what, now)
+            continue
         if isinstance(what, Instruction):
             walker.done(what)
         else:
@@ -164,14 +179,18 @@ def _transfer(
     now: float,
     uplink: bool = True,
 ) -> None:
-    target = wait[0]
     seconds = size / world.costs.bytes_per_s
     start = max(now, world.up[source]) if uplink else max(now, world.up[source] - seconds)
     if uplink:
         world.up[source] = start + seconds
-    begin = max(start, world.down[target])
-    world.down[target] = begin + seconds
-    end = begin + seconds + world.costs.message_s
-    world.transfers.append(Transfer(source, target, item, start, end))
     world.missing.setdefault(wait, parts)
-    heapq.heappush(world.events, (end, next(world.counter), target, wait))
+    heapq.heappush(world.events, (start, next(world.counter), wait[0], _AtBroker(source, item, start, seconds, wait)))
+
+
+def _deliver(world: _World, move: _AtBroker, now: float) -> None:
+    """Send a tensor down to its receiver, after those that were at the broker before it."""
+    target = move.wait[0]
+    world.down[target] = max(now, world.down[target]) + move.seconds
+    end = world.down[target] + world.costs.message_s
+    world.transfers.append(Transfer(move.source, target, move.item, move.sent, end))
+    heapq.heappush(world.events, (end, next(world.counter), target, move.wait))
