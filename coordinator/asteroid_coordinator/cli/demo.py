@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,7 +29,7 @@ from asteroid_coordinator.cli.train import follow, submit
 from asteroid_coordinator.client import DEVICE_TOPICS
 from asteroid_coordinator.simulator.engine import simulate
 from asteroid_core.brokers import start_broker
-from asteroid_core.errors import AsteroidError
+from asteroid_core.errors import AsteroidError, InputError
 from asteroid_core.spec import JobSpec, parse_job
 from asteroid_core.wire.messages import PlanSummary
 
@@ -100,7 +101,7 @@ def demo(
     """
     started = time.monotonic()
     with ExitStack() as stack:
-        directory = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="asteroid-demo-")))
+        directory = _directory(keep, stack)
         broker = stack.enter_context(start_broker(directory / "broker", broker_kind, port))
         ui.say(f"Broker: {broker.kind} on {broker.host}:{broker.port}. Look on with:")
         ui.say(f"  mosquitto_sub -p {broker.port} -v -t 'asteroid/#'")
@@ -117,6 +118,8 @@ def demo(
             name = submit(session, "submit", _job(epochs))
             view = follow(ui, session, name, look=accident.look if kill else None)
         model = _keep_model(view, keep)
+        if view.state is not None:
+            view.state = view.state.model_copy(update={"model_file": str(model or "")})
         facts = _facts(view, accident, model, time.monotonic() - started)
         if ui.json:
             ui.data(facts)
@@ -160,15 +163,22 @@ def _agents(logs: Path, broker: str) -> Iterator[list[_Agent]]:
             started.append(_Agent(name, process, log))
         yield started
     finally:
-        for agent in started:
-            agent.process.terminate()
+        _end(started)
+
+
+def _end(agents: Sequence[_Agent]) -> None:
+    """Ask all agents to end; kill those that do not, also when Ctrl-C says that waiting takes too long."""
+    for agent in agents:
+        agent.process.terminate()
+    try:
         deadline = time.monotonic() + STOP_S
-        for agent in started:
-            try:
+        for agent in agents:
+            with suppress(subprocess.TimeoutExpired):
                 agent.process.wait(max(deadline - time.monotonic(), 0.1))
-            except subprocess.TimeoutExpired:
-                agent.process.kill()
-                agent.process.wait()
+    finally:
+        for agent in agents:
+            agent.process.kill()  # nothing, if it has ended
+            agent.process.wait()
 
 
 def _wait_for(ui: Ui, agents: Sequence[_Agent]) -> None:
@@ -191,6 +201,25 @@ def _wait_for(ui: Ui, agents: Sequence[_Agent]) -> None:
                 roster.take(heard)
 
 
+def _directory(keep: Path | None, stack: ExitStack) -> Path:
+    """Where everything lies; without --keep it goes with the demo.
+
+    Raises:
+        InputError: --keep cannot be written.
+    """
+    if keep is None:
+        return Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="asteroid-demo-", ignore_cleanup_errors=True))
+        )
+    try:
+        (keep / "logs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{keep} cannot be used: {error.strerror}.", "Give another directory with --keep.") from None
+    if not os.access(keep, os.W_OK):
+        raise InputError(f"{keep} is not writable for this user.", "Give another directory with --keep.")
+    return keep.resolve()
+
+
 def _keep_model(view: JobView, keep: Path | None) -> Path | None:
     """Where the model file lies when the demo is over; without --keep it is saved from the temporary directory."""
     if view.state is None or not view.state.model_file:
@@ -198,9 +227,11 @@ def _keep_model(view: JobView, keep: Path | None) -> Path | None:
     source = Path(view.state.model_file)
     if keep is not None:
         return source
-    target = Path(tempfile.gettempdir()) / "asteroid-demo-model.safetensors"
-    target.write_bytes(source.read_bytes())
-    return target
+    # A name of its own: a fixed one in a directory of everybody could be a link that somebody else has put there.
+    handle, name = tempfile.mkstemp(prefix="asteroid-demo-", suffix=".safetensors")
+    with os.fdopen(handle, "wb") as out, source.open("rb") as model:
+        shutil.copyfileobj(model, out)
+    return Path(name)
 
 
 def _facts(view: JobView, accident: _Accident, model: Path | None, seconds: float) -> dict[str, Any]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 
 import typer
 
@@ -63,6 +65,18 @@ Examples:
 """
 
 
+class Ended(BaseException):
+    """Somebody asked this process to end; not an Exception, so that only clean-up stands in its way.
+
+    Attributes:
+        number: the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
 def build() -> typer.Typer:
     """Put the command together."""
     app = typer.Typer(help=_INTRO, rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=True)
@@ -91,6 +105,9 @@ def run(arguments: Sequence[str]) -> int:
     except AsteroidError as error:
         _complain(error_text(error))
         return error.exit_code
+    except Ended as ended:
+        _complain(f"asteroid: ended by {signal.Signals(ended.number).name}.")
+        return 128 + ended.number
     except (KeyboardInterrupt, typer.Abort):
         _complain("asteroid: interrupted.")
         return INTERRUPTED
@@ -105,7 +122,18 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Entry point of the ``asteroid`` script."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # else nohup, or whoever started us, wants it ignored
+            signal.signal(number, _end)
     sys.exit(run(sys.argv[1:]))
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """Leave through every ``finally``: a broker, agents or a coordinator of ours must not outlive us."""
+    del frame
+    for again in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(again, signal.SIG_IGN)  # a second one must not cut the clean-up short
+    raise Ended(number)
 
 
 def _complain(text: str) -> None:

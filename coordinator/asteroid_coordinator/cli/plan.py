@@ -39,6 +39,8 @@ def plan(
     """
     spec = read_job(job, overrides or (), planner)
     make_importable(job)
+    for file in (svg, trace):
+        _check(file)
     with running_coordinator(ui) as session:
         view = follow(ui, session, submit(session, "plan", spec))
     summary = view.plan
@@ -68,8 +70,23 @@ def plan_facts(summary: PlanSummary, trace: Trace) -> dict[str, Any]:
         **summary.model_dump(mode="json", by_alias=True),
         "round_s": trace.round_s,
         "busy": {device: round(trace.busy(device), 4) for device in summary.plan.devices},
+        "communicating": {device: round(trace.parts(device).communicating, 4) for device in summary.plan.devices},
+        "waiting": {device: round(trace.parts(device).waiting, 4) for device in summary.plan.devices},
         "peak_alive": trace.peak_alive,
     }
+
+
+def _check(path: Path | None) -> None:
+    """Refuse a file that cannot be written before devices have measured for minutes.
+
+    Raises:
+        InputError: says why not.
+    """
+    if path is None:
+        return
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        why = "it is a directory" if path.is_dir() else f"there is no directory {path.absolute().parent}"
+        raise InputError(f"{path} cannot be written: {why}.", "Give another file.")
 
 
 def _write(path: Path, text: str) -> None:

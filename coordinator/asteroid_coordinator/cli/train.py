@@ -18,7 +18,7 @@ from asteroid_core.spec import JobSpec
 EXAMPLES = (
     ("asteroid train examples/digits.toml", "on every ready device, best plan"),
     ("asteroid train job.toml --set train.rounds=20 --set optimizer.lr=0.1", "try something"),
-    ("asteroid train job.toml --planner gpipe", "another planner"),
+    ("asteroid train job.toml --set plan.order=gpipe", "all forwards, then all backwards"),
     ("asteroid train job.toml --detach", "hand it to the coordinator and leave"),
 )
 
