@@ -40,6 +40,8 @@ def coordinator(ui: Ui) -> None:
         with in_process(ui):
             notify(f"READY=1\nSTATUS=serving the broker at {ui.settings.address}")
             ui.say(f"Coordinator online on the broker at {ui.settings.address}; state in {ui.settings.state_dir}.")
+            if ui.json:  # a script may wait for this line
+                ui.data({"state": "online", "broker": ui.settings.address, "state_dir": str(ui.settings.state_dir)})
             while not ended.wait(watchdog_interval()):
                 notify("WATCHDOG=1")
             notify("STOPPING=1")

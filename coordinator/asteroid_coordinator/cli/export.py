@@ -42,6 +42,8 @@ def export(ui: Ui, job: JobName, output: Output = None) -> None:
             f"The model of {name} lies at {source} on the coordinator's machine, not on this one.",
             f"Copy it from there, for example: scp COORDINATOR:{source} {target}",
         )
+    if target.exists() and target.samefile(source):
+        raise InputError(f"{target} is the coordinator's own copy of the model.", "Give another file with -o.")
     try:
         shutil.copyfile(source, target)
     except OSError as error:

@@ -34,6 +34,8 @@ def topics(
         except OSError as error:
             raise InputError(f"{docs} cannot be written: {error.strerror}.", "Give another file.") from None
         ui.say(f"Wrote {docs}.")
+        if ui.json:
+            ui.data({"file": str(docs)})
         return
     if ui.json:
         ui.data(
