@@ -10,10 +10,12 @@ import logging
 import queue
 import secrets
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from asteroid_coordinator.cluster.commands import Commands
 from asteroid_coordinator.cluster.registry import Found, Lost, Registry
 from asteroid_coordinator.inspecting import Inspector
 from asteroid_coordinator.job.state import Broken, DeviceBack, DeviceGone, Mode, WorkerMoved
@@ -78,6 +80,9 @@ class Coordinator:
         self._connection = ""
         self._jobs: dict[str, JobRunner] = {}
         self._listeners: list[Profiler | Inspector] = []
+        # Jobs command from their own threads, answers come in the service's.
+        self._commands = Commands()
+        self._commands_lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._online = threading.Event()
@@ -141,6 +146,7 @@ class Coordinator:
     def _serve(self) -> None:
         assert self._control is not None
         while not self._stopping.is_set():
+            self._repeat_commands()
             try:
                 event = self._control.events.get(timeout=0.5)
             except queue.Empty:
@@ -157,6 +163,13 @@ class Coordinator:
                         self._incoming(event)
                     except WireError as error:
                         log.warning("%s: %s", event.topic, error)
+
+    def _repeat_commands(self) -> None:
+        with self._commands_lock:
+            again = self._commands.due(time.monotonic())
+        for device, command in again:
+            log.info("%s has not answered %s %s, saying it again", device, command.verb, command.id)
+            self._say_command(device, command)
 
     def _refused(self, event: Refused) -> None:
         log.error("the broker refuses %s: %s", event.topic, event.reason)
@@ -211,6 +224,8 @@ class Coordinator:
 
     def _on_agent_reply(self, fields: Mapping[str, str], payload: bytes) -> None:
         reply = _own(decode(Reply, payload), fields)
+        with self._commands_lock:
+            self._commands.answered(reply.agent, reply.id)
         if reply.ok:
             return
         log.warning("%s refuses: %s", reply.agent, reply.reason)
@@ -249,6 +264,9 @@ class Coordinator:
         if change is None:
             return
         log.info("%s", change)
+        if isinstance(change, Lost):
+            with self._commands_lock:
+                self._commands.lost(change.device)
         event = DeviceGone(change.device, change.reason) if isinstance(change, Lost) else DeviceBack(change.device)
         for runner in self._jobs.values():
             runner.inbox.put(event)
@@ -364,6 +382,11 @@ class Coordinator:
         self._control.publish(topic, payload, retain=retain)
 
     def _command(self, device: str, command: Command) -> None:
+        with self._commands_lock:
+            self._commands.sent(device, command, time.monotonic())
+        self._say_command(device, command)
+
+    def _say_command(self, device: str, command: Command) -> None:
         self._publish(topics.build("agent_command", agent=device), encode(command), False)
 
     def _open_link(self, job: str) -> TensorLink:

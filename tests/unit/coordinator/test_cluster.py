@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.unit.coordinator.test_job import plan
 
+from asteroid_coordinator.cluster.commands import AGAIN_S, TRIES, Commands
 from asteroid_coordinator.cluster.registry import Found, Lost, Registry
 from asteroid_coordinator.scoreboard import Scoreboard
-from asteroid_core.wire.messages import AgentInfo, AgentStatus, Report
+from asteroid_core.wire.messages import AgentInfo, AgentStatus, Command, Report
 
 INFO = AgentInfo(agent="a", cores=1, memory_mb=1000, budget_mb=500)
 
@@ -63,3 +64,18 @@ def test_reports_of_strangers_and_older_generations_do_not_count() -> None:
     assert board.add(_report("x")) is None
     assert board.add(_report("a", generation=0)) is None
     assert board.add(_report("a")) is not None
+
+
+def test_a_command_without_an_answer_is_said_again_a_few_times() -> None:
+    commands, command = Commands(), Command(id="1", verb="stop", job="j")
+    commands.sent("a", command, 0.0)
+    commands.sent("b", command, 0.0)
+    commands.answered("b", "1")
+    assert commands.due(AGAIN_S / 2) == []
+    said = 1
+    for turn in range(1, 20):
+        said += len(commands.due(turn * AGAIN_S))
+    assert said == TRIES
+    commands.sent("a", command, 0.0)
+    commands.lost("a")
+    assert commands.due(1000.0) == []
