@@ -40,12 +40,14 @@ class LayerTimes(Frozen):
         forward_s: forward at each of them.
         backward_s: backward at each of them.
         step_s: its part of the optimizer step.
+        activation_bytes: bytes per sample that its forward keeps for the backward, as measured.
     """
 
     batches: tuple[int, ...] = Field(min_length=1)
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
     step_s: float = 0.0
+    activation_bytes: int | None = Field(default=None, ge=0)
 
     @model_validator(mode="after")
     def _check(self) -> LayerTimes:

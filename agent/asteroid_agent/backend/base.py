@@ -69,6 +69,9 @@ class Backend(Protocol):
     ) -> Scores:
         """The same on the last stage: loss and scores instead of outputs."""
 
+    def kept_bytes(self, rows: int) -> int:
+        """Bytes that a training forward of ``rows`` example samples keeps for its backward, weights not counted."""
+
     def backward(self, micro: int, grads: Sequence[Tensor] | None) -> list[Tensor]:
         """Add to the parameters' gradients; return the gradients of the inputs that have one.
 

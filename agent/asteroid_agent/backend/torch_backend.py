@@ -14,7 +14,7 @@ from torch import nn
 from asteroid_agent.backend.base import Arrays, SampleKeys, Scores, Vector
 from asteroid_core.errors import ProgramError
 from asteroid_core.program import StageProgram
-from asteroid_core.randomness import dropout_mask
+from asteroid_core.randomness import dropout_mask, example_inputs
 from asteroid_core.spec import OptimizerSpec
 from asteroid_core.torch_graph import loss_and_scores, rebuild
 from asteroid_core.wire.tensor import Tensor
@@ -56,6 +56,7 @@ class TorchBackend:
         self._own = [self._tensors[t.name] for t in program.params if not t.shared]
         self._train = rebuild(program, self._tensors, self._device, train=True)
         self._eval = rebuild(program, self._tensors, self._device, train=False)
+        self._mutable = [t.name for t in program.tensors if t.role in ("statistic", "counter")]
         self._saved: dict[int, _Saved] = {}
         self._steps = 0
         self._optimizer = self._make_optimizer()
@@ -149,6 +150,27 @@ class TorchBackend:
             mask = dropout_mask(dropout, samples.seed, samples.epochs, samples.indices)
             masks.append(torch.from_numpy(mask).to(self._device))
         return leaves, self._train(*leaves, *masks)
+
+    def kept_bytes(self, rows: int) -> int:
+        """Bytes that a training forward of ``rows`` example samples keeps for its backward, weights not counted."""
+        own = {tensor.untyped_storage().data_ptr() for tensor in self._tensors.values()}
+        kept: dict[int, int] = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        samples = SampleKeys(0, np.zeros(rows, np.int64), np.arange(rows))
+        before = {name: self._tensors[name].clone() for name in self._mutable}
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            _, outputs = self._run(example_inputs(self._program, rows), True, samples)
+        del outputs  # they held the graph, and so every storage that was counted
+        with torch.no_grad():
+            for name, value in before.items():
+                self._tensors[name].copy_(value)
+        return sum(kept.values())
 
     def backward(self, micro: int, grads: Sequence[Tensor] | None) -> list[Tensor]:
         """Add to the parameters' gradients; return the gradients of the inputs that have one."""

@@ -93,7 +93,9 @@ def _measure(backend: Backend, program: StageProgram, batches: Sequence[int], cl
         begin = clock.now()
         backend.step(1e-6, 1.0)
         steps.append(clock.now() - begin)
+    rows = batches[-1]
     return LayerTimes(
+        activation_bytes=-(-backend.kept_bytes(rows) // rows),
         batches=tuple(batches),
         forward_s=tuple(forward),
         backward_s=tuple(backward),

@@ -89,6 +89,10 @@ class Problem:
         return LayerSums(self.layers)
 
     @cached_property
+    def _measured(self) -> dict[str, LayerSums]:
+        return {}
+
+    @cached_property
     def _times(self) -> dict[tuple[str, int], tuple[list[float], list[float]]]:
         return {}
 
@@ -116,7 +120,20 @@ class Problem:
 
     def memory(self, site: Site, lo: int, hi: int, samples: int, alive: int, replicas: int) -> Memory:
         """Memory of a share, see ``core.memory``."""
-        return self.sums.memory(lo, hi, samples, alive, self.optimizer, replicas, site.profile.runtime_mb)
+        sums = self._sums_of(site)
+        return sums.memory(lo, hi, samples, alive, self.optimizer, replicas, site.profile.runtime_mb)
+
+    def _sums_of(self, site: Site) -> LayerSums:
+        """Sums with what the device has measured in place of what the graph lets expect."""
+        if site.name not in self._measured:
+            layers = [
+                info
+                if times.activation_bytes is None
+                else info.model_copy(update={"activation_bytes": times.activation_bytes})
+                for info, times in zip(self.layers, site.profile.layers, strict=True)
+            ]
+            self._measured[site.name] = LayerSums(layers)
+        return self._measured[site.name]
 
     def fits(self, site: Site, lo: int, hi: int, samples: int, alive: int, replicas: int) -> bool:
         """Whether the device lends that much."""

@@ -177,3 +177,12 @@ def test_the_closed_formula_agrees_with_the_simulator_where_links_are_fast() -> 
 
 def test_moments_of_the_optimizers() -> None:
     assert [moments(o) for o in (OptimizerSpec(momentum=0), OptimizerSpec(), OptimizerSpec(kind="adamw"))] == [0, 1, 2]
+
+
+def test_measured_memory_goes_before_the_estimate() -> None:
+    guessed = site("a", [1e-3] * 4)
+    times = tuple(t.model_copy(update={"activation_bytes": 1}) for t in guessed.profile.layers)
+    measured = replace(guessed, name="b", profile=guessed.profile.model_copy(update={"layers": times}))
+    made = problem([guessed, measured], FOUR)
+    more, less = (made.memory(where, 0, 4, 8, 2, 1) for where in made.sites)
+    assert more.activations - less.activations == 8 * 2 * 4 * 999
