@@ -177,8 +177,12 @@ def test_a_broker_restart_loses_nothing(own_mosquitto: RunningBroker, client: ty
         assert sorted(tag.micro for _, tag, _ in got) == list(range(40))
         assert all(data == array(125_000, tag.micro).tobytes() for _, tag, data in got)
         assert a.flush(10)
-        kinds = [type(a.events.get(timeout=5)) for _ in range(3)]
-        assert kinds == [Connected, Disconnected, Connected]
+        kinds: list[type] = []
+        while kinds.count(Connected) < 2:
+            kinds.append(type(a.events.get(timeout=5)))
+        # A broker that is just starting may close the first attempt to come back.
+        assert kinds[0] is Connected
+        assert set(kinds[1:-1]) == {Disconnected}
         b.subscribe(Subscription("asteroid/v1/agents/a/info"))
         assert next_message(b, "asteroid/v1/agents/a/info").payload == b"{}"
     finally:
