@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from asteroid_core.errors import InputError
 from asteroid_core.ids import device_id
 from asteroid_core.link.base import Broker
 from asteroid_core.login import PORT, TLS_PORT, parse_address, read_password
 from asteroid_core.plan import Frozen
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from asteroid_core.settings_file import checked, read_settings
 
 FILE = Path("/etc/asteroid/agent.toml")
 LogFormat = Literal["auto", "text", "journal"]
@@ -139,14 +134,7 @@ def load_settings(
         if key in given:
             raw[key] = given[key]
     raw["name"] = given.get("name") or environ.get("ASTEROID_NAME") or raw.get("name") or _host_name(host)
-    try:
-        settings = Settings.model_validate(raw)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(p) for p in first["loc"])
-        raise InputError(
-            f"{where}: {place}: {first['msg']}.", "systemd/agent.toml.example shows every field."
-        ) from None
+    settings = checked(Settings, raw, where, "systemd/agent.toml.example shows every field.")
     device_id(settings.name)
     if settings.broker.ca is not None and not settings.broker.ca.is_file():
         raise InputError(f"There is no certificate file {settings.broker.ca}.", "Give the broker's CA (PEM).")
@@ -161,11 +149,8 @@ def _host_name(host: str | None) -> str:
 
 def _read(path: Path, must: bool) -> dict[str, Any]:
     try:
-        raw: dict[str, Any] = tomllib.loads(path.read_text())
+        return read_settings(path, "Mend it or its permissions.")
     except FileNotFoundError:
         if not must:
             return {}
         raise InputError(f"There is no settings file {path}.", "systemd/agent.toml.example is one to copy.") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"The settings file {path} cannot be read: {error}.", "Mend it or its permissions.") from None
-    return raw

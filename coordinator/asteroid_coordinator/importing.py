@@ -50,24 +50,11 @@ class Imports:
 
     def round_plan(self, plan: Plan) -> RoundPlan:
         """Rounds under a plan: the mini-batch is the job's, only its cut into micro-batches is the plan's."""
-        return round_plan(self.spec, self.samples, plan.micro_size)
+        return RoundPlan.of(self.spec.train, self.samples, plan.micro_size)
 
     def feed_plan(self, plan: Plan) -> FeedPlan:
         """What the feeder sends under a plan."""
         return FeedPlan(self.round_plan(plan), self.source, self.split)
-
-
-def round_plan(spec: JobSpec, samples: int, micro: int) -> RoundPlan:
-    """The rounds of a job."""
-    train = spec.train
-    return RoundPlan(
-        samples=samples,
-        batch=train.batch,
-        micro=micro,
-        epochs=train.epochs,
-        seed=train.seed,
-        max_rounds=train.rounds,
-    )
 
 
 class RemoteSource:
@@ -118,7 +105,7 @@ def import_job(spec: JobSpec, remote: DataInfo | None = None) -> Imports:
             "Use a smaller train.batch or more data.",
         )
     model = import_model(spec.model, source, dtype=spec.train.dtype, seed=spec.train.seed, max_layers=spec.plan.layers)
-    rounds = round_plan(spec, len(split.training), spec.train.batch)
+    rounds = RoundPlan.of(spec.train, len(split.training), spec.train.batch)
     dropped = rounds.dropped
     notes = (f"the last {dropped} samples do not fill a round and are left out",) if dropped else ()
     return Imports(spec, model, source, split, rounds.rounds, notes)

@@ -12,7 +12,6 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from asteroid_coordinator.cluster.commands import Commands
@@ -25,7 +24,7 @@ from asteroid_coordinator.settings import Settings
 from asteroid_coordinator.store import Store
 from asteroid_core.errors import AsteroidError, BrokerError, InputError, WireError
 from asteroid_core.ids import COORDINATOR
-from asteroid_core.link.base import Broker, Connected, Disconnected, Message, Refused, Subscription, Will
+from asteroid_core.link.base import Connected, Disconnected, Message, Refused, Subscription, Will
 from asteroid_core.link.control import ControlLink, open_control
 from asteroid_core.link.tensors import TensorLink, open_tensors
 from asteroid_core.spec import JobSpec
@@ -97,7 +96,7 @@ class Coordinator:
             BrokerError: the broker cannot be reached or refuses.
             InputError: another coordinator serves this broker.
         """
-        self._control = open_control(self._broker(), "asteroid-coordinator", self._will)
+        self._control = open_control(self.settings.link_settings(keepalive=5), "asteroid-coordinator", self._will)
         self._thread = threading.Thread(target=self._serve, name="coordinator", daemon=True)
         self._thread.start()
         if not self._online.wait(timeout):
@@ -126,9 +125,6 @@ class Coordinator:
         if self._control is not None:
             self._control.close()
         self._store.close()
-
-    def _broker(self) -> Broker:
-        return self.settings.link_settings(keepalive=5)
 
     def _will(self, connection: str) -> Will:
         status = CoordinatorStatus(state="lost", connection=connection, session=self.session)
@@ -390,7 +386,7 @@ class Coordinator:
         self._publish(topics.build("agent_command", agent=device), encode(command), False)
 
     def _open_link(self, job: str) -> TensorLink:
-        return open_tensors(replace(self._broker(), keepalive=60), job, COORDINATOR)
+        return open_tensors(self.settings.link_settings(), job, COORDINATOR)
 
     def _profiler(self) -> Profiler:
         profiler = Profiler(

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from asteroid_core.errors import InputError
 from asteroid_core.link.base import Broker
 from asteroid_core.login import PORT, TLS_PORT, parse_address, read_password
 from asteroid_core.plan import Frozen
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from asteroid_core.settings_file import checked, read_settings
 
 
 class Settings(Frozen):
@@ -129,14 +124,7 @@ def load_settings(
             raw["tls"] = True
     elif raw.get("ca") or raw.get("tls"):
         raw.setdefault("port", TLS_PORT)
-    try:
-        settings = Settings.model_validate(raw)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(p) for p in first["loc"])
-        raise InputError(
-            f"{where}: {place}: {first['msg']}.", "See docs/cli.md for the fields of a settings file."
-        ) from None
+    settings = checked(Settings, raw, where, "See docs/cli.md for the fields of a settings file.")
     if settings.ca is not None and not settings.ca.is_file():
         raise InputError(f"There is no certificate file {settings.ca}.", "Give the broker's CA (PEM) with --ca.")
     return settings
@@ -145,8 +133,8 @@ def load_settings(
 def _read(path: Path) -> dict[str, Any]:
     """Fields of a settings file; those of the table ``[broker]`` may also stand at the top."""
     try:
-        raw = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raw = read_settings(path, "Mend it or move it away.")
+    except FileNotFoundError as error:  # it was there when its rights were looked at
         raise InputError(f"The settings file {path} cannot be read: {error}.", "Mend it or move it away.") from None
     table = raw.pop("broker", {})
     if not isinstance(table, dict):

@@ -81,6 +81,13 @@ def has_rumqttd() -> bool:
     return importlib.util.find_spec("iotcore") is not None
 
 
+def rumqttd_command(directory: Path, port: int) -> list[str]:
+    """Write the embedded broker's configuration and return the command that runs it."""
+    config = directory / "rumqttd.toml"
+    config.write_text(_RUMQTTD.format(host=HOST, port=port))
+    return [sys.executable, "-c", _RUN_RUMQTTD, str(config)]
+
+
 @contextmanager
 def start_broker(directory: Path, kind: Kind = "auto", port: int = 0) -> Iterator[LocalBroker]:
     """Run a broker until the block ends.
@@ -109,9 +116,7 @@ def start_broker(directory: Path, kind: Kind = "auto", port: int = 0) -> Iterato
         config.write_text(_MOSQUITTO.format(host=HOST, port=port, user=getpass.getuser()))
         command = [mosquitto, "-c", str(config)]
     else:
-        config = directory / "rumqttd.toml"
-        config.write_text(_RUMQTTD.format(host=HOST, port=port))
-        command = [sys.executable, "-c", _RUN_RUMQTTD, str(config)]
+        command = rumqttd_command(directory, port)
     log = directory / f"{kind}.log"
     with log.open("wb") as out:
         process = subprocess.Popen(

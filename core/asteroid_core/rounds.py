@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asteroid_core.errors import InputError
+from asteroid_core.spec import TrainSpec
 
 Indices = npt.NDArray[np.int64]
 
@@ -78,6 +79,11 @@ class RoundPlan:
         for name, value in {**given, "max_rounds": max_rounds}.items():
             object.__setattr__(self, name, value)
         self._validate()
+
+    @classmethod
+    def of(cls, train: TrainSpec, samples: int, micro: int) -> RoundPlan:
+        """The rounds of a job over ``samples`` training samples, cut into micro-batches of ``micro``."""
+        return cls(samples, train.batch, micro, train.epochs, train.seed, train.rounds)
 
     def _validate(self) -> None:
         if self.samples < 1:

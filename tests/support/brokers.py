@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import getpass
-import importlib.util
-import shutil
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from asteroid_core.brokers import find_mosquitto, has_rumqttd, rumqttd_command
 from asteroid_core.link.base import Broker
 
-MOSQUITTO = shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
-HAS_IOTCORE = importlib.util.find_spec("iotcore") is not None
+MOSQUITTO = find_mosquitto()
+HAS_IOTCORE = has_rumqttd()
 
 
 def free_port() -> int:
@@ -103,35 +101,12 @@ def mosquitto(directory: Path, *extra: str, nodelay: bool = True, anonymous: boo
         broker.stop()
 
 
-_RUMQTTD = """
-id = 0
-[router]
-id = 0
-max_connections = 1010
-max_outgoing_packet_count = 200
-max_segment_size = 104857600
-max_segment_count = 10
-[v5.1]
-name = "v5-1"
-listen = "127.0.0.1:{port}"
-next_connection_delay_ms = 1
-[v5.1.connections]
-connection_timeout_ms = 60000
-max_payload_size = 4194304
-max_inflight_count = 100
-dynamic_filters = true
-"""
-
-
 @contextmanager
 def rumqttd(directory: Path) -> Iterator[RunningBroker]:
     """The rumqttd of the iotcore wheel with an MQTT 5 listener."""
     directory.mkdir(parents=True, exist_ok=True)
     port = free_port()
-    config = directory / "rumqttd.toml"
-    config.write_text(_RUMQTTD.format(port=port))
-    code = "import sys; from iotcore import IotCoreBroker; IotCoreBroker(config_path=sys.argv[1]).run_forever()"
-    broker = RunningBroker([sys.executable, "-c", code, str(config)], port)
+    broker = RunningBroker(rumqttd_command(directory, port), port)
     broker.start()
     try:
         yield broker

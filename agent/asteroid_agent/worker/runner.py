@@ -79,10 +79,7 @@ class StageRunner:
         self._program = program
         self._expect = Expectations(self._plan, self._me, program.inputs, program.outputs, assignment.data_owner)
         self._mail: Mailbox[Received] = Mailbox()
-        train = assignment.train
-        self._rounds = RoundPlan(
-            assignment.samples, self._plan.batch, self._plan.micro_size, train.epochs, train.seed, train.rounds
-        )
+        self._rounds = RoundPlan.of(assignment.train, assignment.samples, self._plan.micro_size)
         self._groups = dict(self._plan.reduction_groups(self._me))
         self._key = PassKey(0, assignment.start_round)
         self._rows: Sequence[int] = ()

@@ -170,17 +170,12 @@ class Session:
                 f"The data {assignment.data.source} has changed: it has {len(self._source)} samples now.",
                 "Put the old data back, or begin a new job.",
             )
-        rounds = self._round_plan(assignment)
+        rounds = RoundPlan.of(train, assignment.samples, assignment.plan.micro_size)
         steps = passes(rounds, assignment.start_round, assignment.validation, train.validate_every)
         feed = FeedPlan(rounds, self._source, split)
         feeder = Feeder(self._link, feed, assignment.plan, steps, self._feed_errors.append)
         feeder.start()
         return feeder
-
-    @staticmethod
-    def _round_plan(assignment: Assignment) -> RoundPlan:
-        plan, train = assignment.plan, assignment.train
-        return RoundPlan(assignment.samples, plan.batch, plan.micro_size, train.epochs, train.seed, train.rounds)
 
     def _fetch(self, wanted: dict[Kind, tuple[str, int]]) -> dict[Kind, bytes]:
         """Wait for program and state from the coordinator; check that they are the ones the assignment names."""

@@ -178,7 +178,7 @@ def _plan(
     micros: int,
     policy: int,
     generation: int,
-) -> Plan | None:
+) -> Plan:
     stages = []
     for number, (group, (lo, hi, split)) in enumerate(zip(groups, cuts, strict=True)):
         shares = tuple(Share(device=s.name, samples=n) for s, n in zip(group, split, strict=True) if n)
