@@ -80,6 +80,10 @@ class ImportedModel:
         """
         return self._stage(lo, hi)
 
+    def nodes(self, layer: int) -> tuple[fx.Node, ...]:
+        """Return the nodes of one layer, in order of execution."""
+        return self._pieces[layer].nodes
+
     def state_names(self, lo: int, hi: int) -> frozenset[str]:
         """Names of the weights and buffers of layers ``[lo, hi)``."""
         return frozenset(name for used in self._used[lo:hi] for name in used)
