@@ -46,10 +46,13 @@ class LayerSums:
 
     Args:
         layers: of the whole model.
+        tied: parameters that several layers use: those layers, rising, and its bytes. Its first user counts it; a
+            stage that begins later and uses it too holds a copy.
     """
 
-    def __init__(self, layers: Sequence[LayerInfo]) -> None:
+    def __init__(self, layers: Sequence[LayerInfo], tied: Sequence[tuple[Sequence[int], int]] = ()) -> None:
         self.layers = tuple(layers)
+        self._tied = tuple((tuple(users), size) for users, size in tied)
         self._parameters = _prefix([layer.parameter_bytes for layer in layers])
         self._trainable = _prefix([layer.trainable_bytes for layer in layers])
         self._activations = _prefix([layer.activation_bytes for layer in layers])
@@ -59,18 +62,34 @@ class LayerSums:
         """Number of layers."""
         return len(self.layers)
 
-    def parameters(self, lo: int, hi: int) -> int:
-        """Bytes of parameters and buffers of layers ``[lo, hi)``."""
-        return self._parameters[hi] - self._parameters[lo]
-
     def trainable(self, lo: int, hi: int) -> int:
-        """Bytes of trainable parameters of layers ``[lo, hi)``."""
+        """Bytes of trainable parameters of layers ``[lo, hi)`` that no layer before them counts."""
         return self._trainable[hi] - self._trainable[lo]
+
+    def copies(self, lo: int, hi: int) -> int:
+        """Bytes of tied parameters that layers ``[lo, hi)`` use and an earlier layer counts."""
+        return sum(size for users, size in self._tied if users[0] < lo and any(lo <= user < hi for user in users))
 
     def boundary(self, at: int) -> tuple[int, int]:
         """Bytes per sample across the cut before layer ``at``: (forward, backward)."""
         layer = self.layers[at - 1]
         return layer.output_bytes, layer.gradient_bytes
+
+    def held(self, lo: int, hi: int, optimizer: OptimizerSpec, replicas: int) -> tuple[int, int, int]:
+        """Bytes that do not depend on samples: (weights, gradients, optimizer), see ``Memory``."""
+        copies = self.copies(lo, hi) if self._tied else 0
+        parameters = self._parameters[hi] - self._parameters[lo] + copies
+        trainable = self.trainable(lo, hi) + copies
+        return 2 * parameters, trainable * (3 if replicas > 1 else 1), 2 * moments(optimizer) * trainable
+
+    def per_sample(self, lo: int, hi: int) -> int:
+        """Bytes of one sample of one micro-batch that is alive: what autograd keeps, and the boundary tensors."""
+        out = self._activations[hi] - self._activations[lo]
+        if lo > 0:
+            out += sum(self.boundary(lo))
+        if hi < self.count:
+            out += sum(self.boundary(hi))
+        return out
 
     def memory(
         self, lo: int, hi: int, samples: int, alive: int, optimizer: OptimizerSpec, replicas: int, runtime_mb: float
@@ -86,19 +105,12 @@ class LayerSums:
             replicas: devices of the group; more than one keeps the reduced vector and a peer's slice beside its own.
             runtime_mb: resident memory of a worker without a stage.
         """
-        trainable = self.trainable(lo, hi)
-        kept = moments(optimizer) * trainable
-        cut = 0
-        if lo > 0:
-            cut += sum(self.boundary(lo))
-        if hi < self.count:
-            cut += sum(self.boundary(hi))
-        activations = self._activations[hi] - self._activations[lo]
+        weights, gradients, kept = self.held(lo, hi, optimizer, replicas)
         return Memory(
-            weights=2 * self.parameters(lo, hi),
-            gradients=trainable * (3 if replicas > 1 else 1),
-            optimizer=2 * kept,
-            activations=samples * alive * (activations + cut),
+            weights=weights,
+            gradients=gradients,
+            optimizer=kept,
+            activations=samples * alive * self.per_sample(lo, hi),
             runtime=int(runtime_mb * 1e6),
         )
 

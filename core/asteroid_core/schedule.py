@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 from asteroid_core.plan import Plan
 from asteroid_core.routing import clip
@@ -18,6 +19,8 @@ from asteroid_core.routing import clip
 
 class Op(str, Enum):
     """What an instruction does; the value is its text form. The number is a micro-batch or a reduction group."""
+
+    __hash__ = str.__hash__  # Enum's own is written in Python, and walkers look up operations all the time
 
     RECV_ACT = "RA"
     """wait for a micro-batch's inputs (from the previous stage, or the feeder)"""
@@ -152,9 +155,17 @@ def round_end(stage: int, groups: Sequence[int]) -> list[Instruction]:
 def schedule(plan: Plan, device: str) -> list[Instruction]:
     """Return what ``device`` does in one training round, in order."""
     stage = plan.stage_of(device)
-    compute = ORDERS[plan.order](plan.micro_count, plan.stages[stage].warm_up)
-    body = add_free(add_transfers(compute, stage, len(plan.stages)))
-    return body + round_end(stage, [g for g, _ in plan.reduction_groups(device)])
+    groups = tuple(number for number, _ in plan.reduction_groups(device))
+    return list(_round(plan.order, plan.micro_count, plan.stages[stage].warm_up, stage, len(plan.stages), groups))
+
+
+@lru_cache(maxsize=4096)
+def _round(
+    order: str, micros: int, warm_up: int, stage: int, stages: int, groups: tuple[int, ...]
+) -> tuple[Instruction, ...]:
+    """A planner asks for the rounds of thousands of plans, which differ in little."""
+    body = add_free(add_transfers(ORDERS[order](micros, warm_up), stage, stages))
+    return (*body, *round_end(stage, groups))
 
 
 def forward_schedule(plan: Plan, device: str, rows: Sequence[int]) -> list[Instruction]:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from asteroid_coordinator.planner.baselines.dapple import dapple
+from asteroid_coordinator.planner.baselines.data_parallel import data_parallel, eddl, on_device
+from asteroid_coordinator.planner.baselines.gpipe import gpipe
+from asteroid_coordinator.planner.baselines.pipedream import pipedream
 from asteroid_coordinator.planner.costing import costs_of, memory_of
+from asteroid_coordinator.planner.exhaustive import exhaustive
 from asteroid_coordinator.planner.fixed import fixed_plan
+from asteroid_coordinator.planner.paper import paper
 from asteroid_coordinator.planner.problem import Problem
+from asteroid_coordinator.planner.refine import Judge
 from asteroid_coordinator.planner.refuse import refusal
-from asteroid_coordinator.planner.search import Judge, search
+from asteroid_coordinator.planner.search import search
 from asteroid_coordinator.simulator.engine import simulate
 from asteroid_core.costs import Costs
 from asteroid_core.errors import InputError
@@ -31,15 +38,26 @@ class Outcome:
     memory: dict[str, tuple[float, float]]
 
 
-Planner = Callable[[Problem, int, Judge], Plan | None]
+Planner = Callable[[Problem, Judge], Plan | None]
+"""From layers, cluster and job size to a plan with its predicted round time; None if nothing fits."""
 
-PLANNERS: dict[str, Planner] = {"asteroid": search}
-"""By the name that ``plan.planner`` gives."""
+PLANNERS: Mapping[str, Planner] = {
+    "asteroid": search,
+    "asteroid-paper": paper,
+    "on-device": on_device,
+    "dp": data_parallel,
+    "eddl": eddl,
+    "gpipe": gpipe,
+    "pipedream": pipedream,
+    "dapple": dapple,
+    "exhaustive": exhaustive,
+}
+"""By the name that ``plan.planner`` gives; all yield a plan that can be run."""
 
 
 def round_time(plan: Plan, costs: Costs) -> float:
     """Seconds of a round, simulated."""
-    return simulate(plan, costs).round_s
+    return simulate(plan, costs, record=False).round_s
 
 
 def make_plan(problem: Problem, generation: int, planner: str = "asteroid", fixed: str | None = None) -> Outcome:
@@ -60,9 +78,10 @@ def make_plan(problem: Problem, generation: int, planner: str = "asteroid", fixe
         assert plan is not None
         plan = plan.model_copy(update={"predicted_s": round_time(plan, costs_of(plan, problem))})
     elif planner not in PLANNERS:
-        raise InputError(f"There is no planner {planner}.", f"Planners: {', '.join(sorted(PLANNERS))}.")
+        raise InputError(f"There is no planner {planner}.", f"Planners: {', '.join(PLANNERS)}.")
     else:
-        plan = PLANNERS[planner](problem, generation, round_time)
+        plan = PLANNERS[planner](problem, round_time)
     if plan is None:
-        raise refusal(problem)
+        raise refusal(problem, planner)
+    plan = plan.model_copy(update={"generation": generation})
     return Outcome(plan, costs_of(plan, problem), memory_of(plan, problem))

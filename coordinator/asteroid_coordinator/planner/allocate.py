@@ -23,7 +23,7 @@ def allocate(
         micro: samples to divide.
         alive: micro-batches alive at once (K); the memory check needs the true one.
     """
-    most = [_most(problem, site, lo, hi, micro, alive, len(group)) for site in group]
+    most = [min(problem.most(site, lo, hi, alive, len(group)), micro) for site in group]
     least = [1 if problem.wishes.must(site.name) else 0 for site in group]
     if sum(least) > micro or any(a > b for a, b in zip(least, most, strict=True)):
         return None
@@ -54,18 +54,6 @@ def allocate(
         shares[slow] -= 1
         shares[fast] += 1
     return tuple(shares)
-
-
-def _most(problem: Problem, site: Site, lo: int, hi: int, micro: int, alive: int, replicas: int) -> int:
-    """Largest share that fits into the device's memory; memory grows with the share, so halving finds it."""
-    low, high = 0, micro
-    while low < high:
-        middle = (low + high + 1) // 2
-        if problem.fits(site, lo, hi, middle, alive, replicas):
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _proportional(total: int, weights: Sequence[float]) -> list[int]:

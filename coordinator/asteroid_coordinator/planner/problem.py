@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
+from asteroid_core.costs import FeedCost, Network
 from asteroid_core.memory import LayerSums, Memory
 from asteroid_core.plan import Order, Tie
 from asteroid_core.profile import DeviceProfile, LayerInfo
@@ -75,6 +76,8 @@ class Problem:
         wishes: of the job.
         optimizer: for the memory of its moments.
         tied: parameters that several layers use, by name.
+        network: how devices reach each other.
+        feed: how samples come; None: every device has them.
     """
 
     layers: tuple[LayerInfo, ...]
@@ -82,11 +85,27 @@ class Problem:
     wishes: Wishes
     optimizer: OptimizerSpec
     tied: Mapping[str, Tied]
+    network: Network = field(default_factory=Network)
+    feed: FeedCost | None = None
 
     @cached_property
     def sums(self) -> LayerSums:
         """Sums over runs of layers."""
-        return LayerSums(self.layers)
+        return LayerSums(self.layers, self._ties)
+
+    @cached_property
+    def _ties(self) -> tuple[tuple[tuple[int, ...], int], ...]:
+        return tuple((tied.layers, tied.size) for tied in self.tied.values())
+
+    @cached_property
+    def site(self) -> dict[str, Site]:
+        """Devices by name."""
+        return {site.name: site for site in self.sites}
+
+    @cached_property
+    def needed(self) -> frozenset[str]:
+        """Devices that have to take part."""
+        return frozenset(site.name for site in self.sites if self.wishes.must(site.name))
 
     @cached_property
     def _measured(self) -> dict[str, LayerSums]:
@@ -94,6 +113,10 @@ class Problem:
 
     @cached_property
     def _times(self) -> dict[tuple[str, int], tuple[list[float], list[float]]]:
+        return {}
+
+    @cached_property
+    def _steps(self) -> dict[str, list[float]]:
         return {}
 
     def times(self, site: Site, samples: int) -> tuple[list[float], list[float]]:
@@ -116,28 +139,45 @@ class Problem:
 
     def step(self, site: Site, lo: int, hi: int) -> float:
         """Seconds of the optimizer step."""
-        return sum(layer.step_s for layer in site.profile.layers[lo:hi])
+        if site.name not in self._steps:
+            steps = [0.0]
+            for layer in site.profile.layers:
+                steps.append(steps[-1] + layer.step_s)
+            self._steps[site.name] = steps
+        return self._steps[site.name][hi] - self._steps[site.name][lo]
 
     def memory(self, site: Site, lo: int, hi: int, samples: int, alive: int, replicas: int) -> Memory:
         """Memory of a share, see ``core.memory``."""
-        sums = self._sums_of(site)
+        sums = self.sums_of(site)
         return sums.memory(lo, hi, samples, alive, self.optimizer, replicas, site.profile.runtime_mb)
 
-    def _sums_of(self, site: Site) -> LayerSums:
+    def sums_of(self, site: Site) -> LayerSums:
         """Sums with what the device has measured in place of what the graph lets expect."""
         if site.name not in self._measured:
+            if all(times.activation_bytes is None for times in site.profile.layers):
+                return self._measured.setdefault(site.name, self.sums)
             layers = [
                 info
                 if times.activation_bytes is None
                 else info.model_copy(update={"activation_bytes": times.activation_bytes})
                 for info, times in zip(self.layers, site.profile.layers, strict=True)
             ]
-            self._measured[site.name] = LayerSums(layers)
+            self._measured[site.name] = LayerSums(layers, self._ties)
         return self._measured[site.name]
+
+    def most(self, site: Site, lo: int, hi: int, alive: int, replicas: int) -> int:
+        """Largest share that fits into the device's memory; 0 if not even one sample does."""
+        sums = self.sums_of(site)
+        left = int(site.budget_mb * 1e6) - int(site.profile.runtime_mb * 1e6)
+        left -= sum(sums.held(lo, hi, self.optimizer, replicas))
+        if left < 0:
+            return 0
+        each = alive * sums.per_sample(lo, hi)
+        return left // each if each else self.wishes.batch
 
     def fits(self, site: Site, lo: int, hi: int, samples: int, alive: int, replicas: int) -> bool:
         """Whether the device lends that much."""
-        return self.memory(site, lo, hi, samples, alive, replicas).total <= site.budget_mb * 1e6
+        return samples <= self.most(site, lo, hi, alive, replicas)
 
     def ties(self, cuts: Sequence[tuple[int, int]]) -> tuple[Tie, ...]:
         """Parameters that several of the stages ``[lo, hi)`` hold."""

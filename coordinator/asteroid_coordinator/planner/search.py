@@ -1,195 +1,212 @@
-"""Finds a plan: device groups by enumeration, layer cuts by dynamic programming, shares by Algorithm 1.
+"""The planner ``asteroid``: Algorithm 2 over several device orders and micro-batch sizes, improved under the simulator.
 
-Stages are filled from the last one backwards, so the k-th from the end knows its K (2k - 1) whatever their number is
-(Asteroid, Algorithm 2). The best candidates by the closed formula are judged by the simulator.
+1. For each micro-batch size and device order the dynamic program gives the best structures by the closed formula.
+2. The simulator judges the most hopeful of them.
+3. From the best few, small changes are made as long as the simulator finds them faster.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from asteroid_coordinator.planner.allocate import allocate
-from asteroid_coordinator.planner.costing import costs_of, estimate
+from asteroid_coordinator.planner.draft import Piece, draft
+from asteroid_coordinator.planner.pipeline import Found, Rules, solve
 from asteroid_coordinator.planner.problem import Problem, Site
-from asteroid_core.costs import Costs
-from asteroid_core.plan import Plan, Share, Stage
-
-JUDGED = 8
-"""Candidates that are simulated."""
-ENUMERATED = 7
-"""Up to so many devices every division into groups is tried; beyond, only single devices and equal groups."""
-
-Judge = Callable[[Plan, Costs], float]
+from asteroid_coordinator.planner.refine import Judge, Jury, improve
+from asteroid_coordinator.planner.tables import Tables
+from asteroid_core.plan import Plan
 
 
-def search(problem: Problem, generation: int, judge: Judge) -> Plan | None:
+@dataclass(frozen=True)
+class Effort:
+    """How hard to search, by the size of the problem; counts, not seconds, so that plans are reproducible.
+
+    Attributes:
+        edges: runs of layers begin at so many places in the dynamic program.
+        orders: device orders tried.
+        judged: structures that are simulated.
+        starts: plans that are improved.
+        budget: plans simulated in all.
+        width: plans simulated in one step of the improvement.
+        neighbours: changes looked at in one step.
+    """
+
+    edges: int
+    orders: int
+    judged: int
+    starts: int
+    budget: int
+    width: int
+    neighbours: int
+
+    @classmethod
+    def of(cls, problem: Problem) -> Effort:
+        """Choose by the number of devices and of layers."""
+        devices, layers = len(problem.sites), problem.sums.count
+        if devices <= 4:
+            return cls(min(layers, 32), 24, 24, 4, 300, 12, 1000)
+        if devices <= 10:
+            return cls(min(layers, 24), 8, 16, 3, 150, 8, 400)
+        if devices <= 40:
+            return cls(min(layers, 24), 4, 8, 2, 60, 6, 150)
+        return cls(min(layers, 24), 2, 4, 1, 24, 4, 60)
+
+
+def search(problem: Problem, judge: Judge) -> Plan | None:
     """Return the best plan found, with its predicted round time, or None if nothing fits.
 
     Args:
         problem: what to plan.
-        generation: of the plan.
-        judge: round time of a plan under its costs, in seconds (the simulator).
+        judge: the simulator.
     """
-    best: list[tuple[float, int, Plan]] = []
-    seen: set[str] = set()
-    for number, plan in enumerate(_candidates(problem, generation)):
-        text = plan.describe()
-        if text in seen:
-            continue
-        seen.add(text)
-        entry = (-estimate(plan, costs_of(plan, problem)), -number, plan)
-        if len(best) < JUDGED:
-            heapq.heappush(best, entry)
-        else:
-            heapq.heappushpop(best, entry)
-    if not best:
+    effort = Effort.of(problem)
+    tables = Tables(problem, edges(problem, effort.edges))
+    jury = Jury(problem, judge, effort.budget)
+    plans = list(_plans(problem, _structures(problem, tables, effort), effort.judged * 4))
+    if not plans:
         return None
-    judged = [(judge(plan, costs_of(plan, problem)), -number, plan) for _, number, plan in best]
-    seconds, _, plan = min(judged)
-    return plan.model_copy(update={"predicted_s": seconds})
+    hopeful = sorted(plans, key=jury.bound)[: effort.judged]
+    hopeful.sort(key=jury.seconds)
+    starts = _different(hopeful)[: effort.starts]
+    best = min((improve(plan, jury, effort.width, effort.neighbours) for plan in starts), key=jury.seconds)
+    return best.model_copy(update={"predicted_s": jury.seconds(best)})
 
 
-def _candidates(problem: Problem, generation: int) -> Iterator[Plan]:
-    for sites in _orders(problem):
-        for groups in _groupings(sites):
-            if problem.wishes.stages is not None and len(groups) != problem.wishes.stages:
-                continue
-            if len(groups) > problem.sums.count:
-                continue
-            for micro in problem.wishes.micro_sizes:
-                plan = _fill(problem, groups, micro, generation)
-                if plan is not None:
-                    yield plan
+def _different(plans: Sequence[Plan]) -> list[Plan]:
+    """The best of each number of stages first: from there small changes lead to different places."""
+    firsts: dict[int, Plan] = {}
+    for plan in plans:
+        firsts.setdefault(len(plan.stages), plan)
+    first = list(firsts.values())
+    return [*first, *(plan for plan in plans if plan not in first)]
 
 
-def _orders(problem: Problem) -> Iterator[tuple[Site, ...]]:
-    """Device orders to try: by memory and by speed, both ways; without the slowest unless all must take part."""
+def feasible(problem: Problem) -> bool:
+    """Whether anything fits, with the smallest K."""
+    tables = Tables(problem, edges(problem, Effort.of(problem).edges))
+    return any(
+        draft(problem, pieces_of_found(problem, found), micro) is not None
+        for order in itertools.islice(_orders(problem), Effort.of(problem).orders)
+        for micro in problem.wishes.micro_sizes
+        for found in _solve(problem, tables, order, micro, False)
+    )
+
+
+def pieces_of_found(problem: Problem, found: Found) -> list[Piece]:
+    """The structure with the names of its devices."""
+    return [Piece(cut.lo, cut.hi, tuple(problem.sites[m].name for m in cut.members), cut.warm_up) for cut in found.cuts]
+
+
+def edges(problem: Problem, most: int) -> list[int]:
+    """Layers at which a stage may begin: all, or the ones that divide the work evenly where little crosses."""
+    count = problem.sums.count
+    if count <= most:
+        return list(range(count + 1))
+    work = [0.0] * count
+    for site in problem.sites[:: max(len(problem.sites) // 8, 1)]:
+        forward, backward = problem.times(site, max(problem.wishes.micro_sizes))
+        whole = (forward[-1] + backward[-1]) or 1.0
+        for layer in range(count):
+            work[layer] += (forward[layer + 1] - forward[layer] + backward[layer + 1] - backward[layer]) / whole
+    weights = problem.sums.trainable(0, count) or 1
+    dearest = max(sum(problem.sums.boundary(at)) for at in range(1, count)) or 1
+    load = [w / sum(work) + 0.5 * problem.sums.trainable(n, n + 1) / weights for n, w in enumerate(work)]
+    out, reached, total = [0], 0.0, sum(load)
+    at = 1
+    for piece in range(1, most):
+        # Among the cuts of this piece's share of the work, the one that the fewest bytes cross.
+        aim = total * piece / most
+        window: list[int] = []
+        while at < count and (reached + load[at - 1] <= aim or not window):
+            reached += load[at - 1]
+            window.append(at)
+            at += 1
+        if window:
+            out.append(min(window, key=lambda cut: (sum(problem.sums.boundary(cut)) / dearest, -cut)))
+    return [*out, count]
+
+
+def _structures(problem: Problem, tables: Tables, effort: Effort) -> Iterator[tuple[int, Found]]:
+    """(micro-batch size, structure) of every order; sizes that do badly with the first order are not tried again."""
+    orders = list(itertools.islice(_orders(problem), effort.orders))
+    wishes = problem.wishes
+    found: dict[tuple[int, bool], list[Found]] = {}
+    for micro in wishes.micro_sizes:
+        for wide in (True, False) if wishes.order == "1f1b" else (True,):
+            found[micro, wide] = list(_solve(problem, tables, orders[0], micro, wide))
+    best = {key: min((f.seconds for f in some), default=float("inf")) for key, some in found.items()}
+    for (micro, _), some in found.items():
+        yield from ((micro, one) for one in some)
+    keep = sorted(best, key=lambda key: (best[key], key))[: 4 if len(problem.sites) > 4 else len(best)]
+    for order in orders[1:]:
+        for micro, wide in keep:
+            yield from ((micro, one) for one in _solve(problem, tables, order, micro, wide))
+
+
+def _solve(problem: Problem, tables: Tables, order: tuple[int, ...], micro: int, wide: bool) -> Iterator[Found]:
+    wishes = problem.wishes
+    rules = Rules(
+        micro=micro,
+        micros=wishes.batch // micro,
+        wide=wide,
+        gpipe=wishes.order == "gpipe",
+        stages=wishes.stages or 24,
+        skip=not wishes.all_devices,
+    )
+    for found in solve(tables, order, rules):
+        if wishes.stages is None or len(found.cuts) == wishes.stages:
+            yield found
+
+
+def _plans(problem: Problem, structures: Iterator[tuple[int, Found]], most: int) -> Iterator[Plan]:
+    """The plans of the best structures by the formula."""
+    seen = set()
+    drafted = 0
+    for micro, found in sorted(structures, key=lambda entry: (entry[1].seconds, -entry[0])):
+        pieces = pieces_of_found(problem, found)
+        key = (micro, tuple(pieces))
+        if key in seen:
+            continue
+        seen.add(key)
+        plan = draft(problem, pieces, micro)
+        if plan is not None:
+            drafted += 1
+            yield plan
+        if drafted >= most:
+            return
+
+
+def _orders(problem: Problem) -> Iterator[tuple[int, ...]]:
+    """Device orders: all of a few devices; else by memory, speed and link, both ways, and then alternating ones."""
+    top = max(problem.wishes.micro_sizes)
+    count = len(problem.sites)
 
     def seconds(site: Site) -> float:
-        return sum(problem.compute(site, 0, problem.sums.count, max(problem.wishes.micro_sizes)))
+        forward, backward = problem.times(site, top)
+        return forward[-1] + backward[-1]
 
-    by_speed = sorted(problem.sites, key=lambda s: (seconds(s), s.name))
-    fewest = len(by_speed) if problem.wishes.all_devices else 1
+    facts = [(s.budget_mb, seconds(s), s.profile.bytes_per_s, s.profile.message_s, s.name) for s in problem.sites]
+    by_memory = sorted(range(count), key=lambda i: (-facts[i][0], *facts[i][1:]))
+    by_speed = sorted(range(count), key=lambda i: facts[i][1:])
+    by_link = sorted(range(count), key=lambda i: (-facts[i][2], facts[i][1], *facts[i]))
     seen = set()
-    for count in range(len(by_speed), fewest - 1, -1):
-        kept = by_speed[:count]
-        by_memory = sorted(kept, key=lambda s: (-s.budget_mb, s.name))
-        for order in (kept, kept[::-1], by_memory, by_memory[::-1]):
-            key = tuple(site.name for site in order)
-            if key not in seen and problem.wishes.required <= set(key):
-                seen.add(key)
-                yield tuple(order)
 
+    def new(order: list[int]) -> Iterator[tuple[int, ...]]:
+        kinds = tuple(facts[i][:4] for i in order)
+        if kinds not in seen:
+            seen.add(kinds)
+            yield tuple(order)
 
-def _groupings(sites: Sequence[Site]) -> Iterator[tuple[tuple[Site, ...], ...]]:
-    """Divide a sequence of devices into contiguous groups."""
-    count = len(sites)
-    if count <= ENUMERATED:
-        for cuts in itertools.product((False, True), repeat=count - 1):
-            edges = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), count]
-            yield tuple(tuple(sites[a:b]) for a, b in itertools.pairwise(edges))
-        return
-    for size in range(1, count + 1):
-        yield tuple(tuple(sites[i : i + size]) for i in range(0, count, size))
-
-
-def _fill(problem: Problem, groups: Sequence[Sequence[Site]], micro: int, generation: int) -> Plan | None:
-    """Cut the layers for these groups so that the slowest step of the pipeline is as fast as it can be."""
-    if any(len(group) > micro for group in groups):
-        return None
-    micros = problem.wishes.batch // micro
-    for policy in (2, 1):  # K = 2 (P - p) - 1; where memory is tight, K = P - p
-        cuts = _cut(problem, groups, micro, micros, policy)
-        if cuts is not None:
-            return _plan(problem, groups, cuts, micro, micros, policy, generation)
-    return None
-
-
-def _warm_up(problem: Problem, from_end: int, micros: int, policy: int) -> int:
-    """K of the stage that is the ``from_end``-th from the end (the last one is 1)."""
-    if problem.wishes.order == "gpipe":
-        return micros
-    return min(2 * from_end - 1 if policy == 2 else from_end, micros)
-
-
-def _cut(
-    problem: Problem, groups: Sequence[Sequence[Site]], micro: int, micros: int, policy: int
-) -> list[tuple[int, int, tuple[int, ...]]] | None:
-    """Return (lo, hi, shares) of each stage; None if nothing fits."""
-    count, stages = problem.sums.count, len(groups)
-    slowest = min(site.profile.bytes_per_s for group in groups for site in group)
-    # best[lo]: (slowest step, sum of steps) of the stages from here on, and where the first of them ends.
-    best: list[tuple[float, float, int] | None] = [None] * (count + 1)
-    best[count] = (0.0, 0.0, count)
-    chosen: list[list[tuple[float, float, int] | None]] = []
-    shares: dict[tuple[int, int, int], tuple[int, ...] | None] = {}
-    for number in range(stages - 1, -1, -1):
-        group, last = groups[number], number == stages - 1
-        keep = _warm_up(problem, stages - number, micros, policy)
-        now: list[tuple[float, float, int] | None] = [None] * (count + 1)
-        for lo in range(count - (stages - number), number - 1, -1):
-            if number == 0 and lo != 0:
-                continue
-            for hi in range(lo + 1, count + 1) if not last else (count,):
-                rest = best[hi]
-                if rest is None or (hi == count and not last):
-                    continue
-                split = allocate(problem, group, lo, hi, micro, keep)
-                shares[number, lo, hi] = split
-                if split is None:
-                    break  # a longer run of layers does not fit either
-                seconds = _seconds(problem, group, lo, hi, split)
-                cross = 0.0 if last else micro * max(problem.sums.boundary(hi)) / slowest
-                entry = (max(seconds, cross, rest[0]), seconds + cross + rest[1], hi)
-                old = now[lo]
-                if old is None or entry < old:
-                    now[lo] = entry
-                if old is not None and seconds > old[0]:
-                    break  # the stage only gets slower from here on
-        chosen.append(now)
-        best = now
-    if best[0] is None:
-        return None
-    out, lo = [], 0
-    for number, table in enumerate(reversed(chosen)):
-        entry_ = table[lo]
-        assert entry_ is not None
-        hi = entry_[2]
-        split = shares[number, lo, hi]
-        assert split is not None
-        out.append((lo, hi, split))
-        lo = hi
-    return out
-
-
-def _seconds(problem: Problem, group: Sequence[Site], lo: int, hi: int, split: Sequence[int]) -> float:
-    """Forward and backward of the slowest device (each maximum apart, Asteroid, Eq. 8)."""
-    times = [problem.compute(site, lo, hi, samples) for site, samples in zip(group, split, strict=True)]
-    return max(f for f, _ in times) + max(b for _, b in times)
-
-
-def _plan(
-    problem: Problem,
-    groups: Sequence[Sequence[Site]],
-    cuts: Sequence[tuple[int, int, tuple[int, ...]]],
-    micro: int,
-    micros: int,
-    policy: int,
-    generation: int,
-) -> Plan:
-    stages = []
-    for number, (group, (lo, hi, split)) in enumerate(zip(groups, cuts, strict=True)):
-        shares = tuple(Share(device=s.name, samples=n) for s, n in zip(group, split, strict=True) if n)
-        keep = _warm_up(problem, len(groups) - number, micros, policy)
-        stages.append(Stage(lo=lo, hi=hi, shares=shares, warm_up=keep))
-    return Plan(
-        generation=generation,
-        stages=tuple(stages),
-        micro_size=micro,
-        micro_count=micros,
-        order=problem.wishes.order,
-        ties=problem.ties([(lo, hi) for lo, hi, _ in cuts]),
-        planner="asteroid",
-    )
+    for order in (by_memory, by_speed[::-1], by_speed, by_memory[::-1], by_link, by_link[::-1]):
+        yield from new(order)
+    if count <= 6:
+        for permutation in itertools.permutations(by_memory):
+            yield from new(list(permutation))
+    else:
+        half = (count + 1) // 2
+        for base in (by_speed, by_memory):
+            mixed = [i for pair in itertools.zip_longest(base[:half], base[half:][::-1]) for i in pair if i is not None]
+            yield from new(mixed)
+            yield from new(mixed[::-1])

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 
 from asteroid_coordinator.cli.gantt import gantt_svg, gantt_text
 from asteroid_coordinator.simulator.engine import simulate
-from asteroid_core.costs import Costs, DeviceCost
+from asteroid_core.costs import Costs, DeviceCost, Network
 from asteroid_core.plan import Plan, Share, Stage
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -24,12 +24,13 @@ PLAN = Plan(
     micro_count=4,
 )
 COSTS = Costs(
-    devices=tuple(DeviceCost(device=d, forward_s=0.01, backward_s=0.02, step_s=0.005) for d in PLAN.devices),
+    devices=tuple(
+        DeviceCost(device=d, forward_s=0.01, backward_s=0.02, step_s=0.005, bytes_per_s=1e6) for d in PLAN.devices
+    ),
     activation_bytes=(1000,),
     gradient_bytes=(1000,),
     reduce_bytes=(2000, 3000),
-    bytes_per_s=1e6,
-    message_s=0.001,
+    network=Network(direct=True),
 )
 
 

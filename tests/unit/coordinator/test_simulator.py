@@ -11,8 +11,11 @@ from tests.support.plans import random_plan
 
 from asteroid_coordinator.cli.gantt import LEGEND, gantt_svg, gantt_text
 from asteroid_coordinator.simulator.engine import simulate
-from asteroid_core.costs import Costs, DeviceCost
+from asteroid_core.costs import Costs, DeviceCost, FeedCost, Network
 from asteroid_core.plan import Order, Plan, Share, Stage
+
+STREAMS = Network(direct=True)
+"""Bytes arrive as they leave."""
 
 
 def _line(count: int, micros: int, order: Order = "1f1b") -> Plan:
@@ -23,15 +26,27 @@ def _line(count: int, micros: int, order: Order = "1f1b") -> Plan:
     return Plan(generation=1, stages=stages, micro_size=4, micro_count=micros, order=order)
 
 
-def _costs(plan: Plan, forward: float = 1.0, backward: float = 2.0, **more: float | tuple[int, ...]) -> Costs:
+def _costs(
+    plan: Plan,
+    forward: float = 1.0,
+    backward: float = 2.0,
+    *,
+    bytes_per_s: float = 1e8,
+    message_s: float = 0.0,
+    network: Network = STREAMS,
+    feed: FeedCost | None = None,
+    **more: tuple[int, ...],
+) -> Costs:
     count = len(plan.stages)
+    link = {"bytes_per_s": bytes_per_s, "message_s": message_s}
     raw: dict[str, object] = {
-        "devices": tuple(DeviceCost(device=d, forward_s=forward, backward_s=backward) for d in plan.devices),
+        "devices": tuple(DeviceCost(device=d, forward_s=forward, backward_s=backward, **link) for d in plan.devices),
         "activation_bytes": (0,) * (count - 1),
         "gradient_bytes": (0,) * (count - 1),
         "reduce_bytes": (0,) * count,
         "tie_bytes": (0,) * len(plan.ties),
-        "message_s": 0.0,
+        "network": network,
+        "feed": feed,
         **more,
     }
     return Costs.model_validate(raw)
@@ -49,8 +64,8 @@ def test_a_balanced_pipeline_takes_as_long_as_the_formula_says(order: Order, cou
 def test_a_slow_stage_sets_the_pace() -> None:
     plan = _line(2, 8)
     costs = Costs(
-        devices=(DeviceCost(device="a", forward_s=1, backward_s=1), DeviceCost(device="b", forward_s=3, backward_s=3)),
-        activation_bytes=(0,), gradient_bytes=(0,), reduce_bytes=(0, 0), message_s=0.0,
+        devices=tuple(DeviceCost(device=d, forward_s=s, backward_s=s, message_s=0.0) for d, s in (("a", 1), ("b", 3))),
+        activation_bytes=(0,), gradient_bytes=(0,), reduce_bytes=(0, 0),
     )  # fmt: skip
     assert simulate(plan, costs).round_s == pytest.approx(1 + 8 * 6 + 1)
 
@@ -74,6 +89,42 @@ def test_a_group_reduces_once_a_round() -> None:
     trace = simulate(plan, _costs(plan, reduce_bytes=(1000,), bytes_per_s=1000.0))
     # half of the vector to the other one, half of the sum back; both directions at once
     assert trace.round_s == pytest.approx(3 * 3.0 + 0.5 + 0.5)
+
+
+def test_the_broker_passes_a_chunk_on_when_it_has_all_of_it() -> None:
+    plan = _line(2, 1)
+    costs = _costs(plan, 0.0, 0.0, activation_bytes=(250,), bytes_per_s=1000.0, network=Network(chunk_bytes=100))
+    (move,) = [m for m in simulate(plan, costs).transfers if m.item.op.value == "SA"]
+    assert move.end == pytest.approx(1.1)
+    whole = costs.model_copy(update={"network": Network(chunk_bytes=10_000)})
+    assert simulate(plan, whole).transfers[0].end == pytest.approx(2.0)
+    direct = costs.model_copy(update={"network": Network(direct=True)})
+    assert simulate(plan, direct).transfers[0].end == pytest.approx(1.0)
+
+
+def test_all_devices_share_the_link_of_the_broker() -> None:
+    stage = Stage(lo=0, hi=1, shares=tuple(Share(device=d, samples=1) for d in "abcd"), warm_up=1)
+    plan = Plan(generation=1, stages=(stage,), micro_size=4, micro_count=1)
+
+    def seconds(network: Network) -> float:
+        return simulate(plan, _costs(plan, 0.0, 0.0, reduce_bytes=(4000,), bytes_per_s=1000.0, network=network)).round_s
+
+    # each device: 3 shards and 1 sum up, 3 shards and 3 sums down
+    assert seconds(Network(chunk_bytes=1)) == pytest.approx(6.0, rel=0.01)
+    assert seconds(Network(direct=True)) == pytest.approx(6.0)
+    # 4 x (3 + 3) kB down through a broker whose own link is as slow as each of theirs
+    assert seconds(Network(hub_bytes_per_s=1000.0, chunk_bytes=1)) == pytest.approx(24.0, rel=0.01)
+
+
+def test_a_round_cannot_be_shorter_than_its_samples_need() -> None:
+    plan = _line(2, 4)
+    feed = FeedCost(sample_bytes=250.0, bytes_per_s=1000.0)
+    quick = _costs(plan, bytes_per_s=1e6, feed=feed)
+    assert simulate(plan, quick).round_s == pytest.approx((4 + 1) * 3.0)
+    slow = quick.model_copy(update={"feed": feed.model_copy(update={"bytes_per_s": 100.0})})
+    assert simulate(plan, slow).round_s == pytest.approx(16 * 250 / 100)
+    own = quick.model_copy(update={"feed": FeedCost(sample_bytes=1e9, device="a")})
+    assert simulate(plan, own).round_s == pytest.approx((4 + 1) * 3.0)  # the data lies on the first stage's device
 
 
 def test_no_random_plan_gets_stuck_and_k_is_kept() -> None:

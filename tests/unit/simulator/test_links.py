@@ -11,23 +11,32 @@ from tests.support.plans import random_plan
 
 from asteroid_coordinator.simulator.engine import simulate
 from asteroid_coordinator.simulator.trace import Trace
-from asteroid_core.costs import Costs, DeviceCost
+from asteroid_core.costs import Costs, DeviceCost, Network
 from asteroid_core.plan import Order, Plan, Share, Stage
+
+STREAMS = Network(direct=True)
+"""Bytes arrive as they leave."""
 
 
 def _random_costs(plan: Plan, random: Random, bytes_per_s: float = 2000.0) -> Costs:
     count = len(plan.stages)
     return Costs(
         devices=tuple(
-            DeviceCost(device=d, forward_s=random.random(), backward_s=random.random(), step_s=random.random())
+            DeviceCost(
+                device=d,
+                forward_s=random.random(),
+                backward_s=random.random(),
+                step_s=random.random(),
+                bytes_per_s=bytes_per_s,
+                message_s=0.001,
+            )
             for d in plan.devices
         ),
         activation_bytes=tuple(random.randint(100, 500) for _ in range(count - 1)),
         gradient_bytes=tuple(random.randint(100, 500) for _ in range(count - 1)),
         reduce_bytes=tuple(random.randint(100, 3000) for _ in range(count)),
         tie_bytes=tuple(random.randint(10, 100) for _ in plan.ties),
-        bytes_per_s=bytes_per_s,
-        message_s=0.001,
+        network=STREAMS,
     )
 
 
@@ -54,11 +63,12 @@ def test_a_balanced_pipeline_follows_the_closed_form(
         order=order,
     )
     costs = Costs(
-        devices=tuple(DeviceCost(device=d, forward_s=forward, backward_s=backward) for d in plan.devices),
+        devices=tuple(
+            DeviceCost(device=d, forward_s=forward, backward_s=backward, message_s=0.0) for d in plan.devices
+        ),
         activation_bytes=(0,) * (stages - 1),
         gradient_bytes=(0,) * (stages - 1),
         reduce_bytes=(0,) * stages,
-        message_s=0.0,
     )
     assert simulate(plan, costs).round_s == pytest.approx((micros + stages - 1) * (forward + backward))
 
@@ -75,12 +85,13 @@ def test_a_tensor_that_waits_for_its_senders_uplink_does_not_hold_the_receiver_u
         micro_count=1,
     )
     costs = Costs(
-        devices=tuple(DeviceCost(device=d, forward_s=1.0, backward_s=1.0) for d in plan.devices),
+        devices=tuple(
+            DeviceCost(device=d, forward_s=1.0, backward_s=1.0, bytes_per_s=1000.0, message_s=0.0) for d in plan.devices
+        ),
         activation_bytes=(1000,),
         gradient_bytes=(0,),
         reduce_bytes=(0, 0),
-        bytes_per_s=1000.0,
-        message_s=0.0,
+        network=STREAMS,
     )
     moves = {(m.source, m.target): m for m in simulate(plan, costs).transfers if str(m.item) == "0SA0"}
     # a: four rows to c until 5 s, then two rows to d; b's two rows reach d's idle downlink at once
@@ -118,12 +129,13 @@ def test_a_device_that_waits_for_a_tensor_is_communicating() -> None:
     stages = tuple(Stage(lo=i, hi=i + 1, shares=(Share(device="ab"[i], samples=1),), warm_up=1) for i in range(2))
     plan = Plan(generation=1, stages=stages, micro_size=1, micro_count=1)
     costs = Costs(
-        devices=tuple(DeviceCost(device=d, forward_s=1.0, backward_s=1.0) for d in "ab"),
+        devices=tuple(
+            DeviceCost(device=d, forward_s=1.0, backward_s=1.0, bytes_per_s=1000.0, message_s=0.0) for d in "ab"
+        ),
         activation_bytes=(2000,),
         gradient_bytes=(0,),
         reduce_bytes=(0, 0),
-        bytes_per_s=1000.0,
-        message_s=0.0,
+        network=STREAMS,
     )
     # a: 0-1 forward, 1-3 sends, 3-5 waits for b, 5-6 backward; b: 0-1 waits, 1-3 receives, 3-5 computes, 5-6 waits
     trace = simulate(plan, costs)
@@ -139,5 +151,6 @@ def test_links_without_cost_never_make_a_round_longer(seed: int) -> None:
     random = Random(seed)
     plan = random_plan(random)
     costs = _random_costs(plan, random)
-    free = costs.model_copy(update={"bytes_per_s": 1e15, "message_s": 0.0})
+    idle = {"bytes_per_s": 1e15, "message_s": 0.0}
+    free = costs.model_copy(update={"devices": tuple(d.model_copy(update=idle) for d in costs.devices)})
     assert simulate(plan, free).round_s <= simulate(plan, costs).round_s + 1e-9

@@ -1,0 +1,188 @@
+"""Times and memory of every run of layers on every device group, as arrays: what the dynamic program looks up.
+
+Layers may be coarsened: a run begins and ends at an edge. Arrays over runs are indexed ``[lo, hi]`` by edge numbers,
+with infinity where ``hi <= lo`` or where the memory of a device does not suffice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from asteroid_coordinator.planner.problem import Problem
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+BLOCKS = 16
+"""A micro-batch is divided in about so many pieces; what is left goes sample by sample."""
+
+
+@dataclass(frozen=True)
+class GroupTable:
+    """One device group on every run of layers, shape (edges, edges) each.
+
+    Attributes:
+        forward: E_f of a micro-batch, seconds.
+        backward: E_b.
+        link: seconds that the group's busiest link needs for one byte of each sample of a micro-batch.
+        allreduce: T_a, seconds.
+        replicas: devices that get a share.
+    """
+
+    forward: Floats
+    backward: Floats
+    link: Floats
+    allreduce: Floats
+    replicas: Ints
+
+
+class Tables:
+    """Arrays for one problem.
+
+    Args:
+        problem: what to plan.
+        edges: layers at which a stage may begin, from 0 to the number of layers.
+    """
+
+    def __init__(self, problem: Problem, edges: Sequence[int]) -> None:
+        self.problem, self.edges = problem, tuple(edges)
+        self.count = len(self.edges) - 1
+        sums = problem.sums
+        cells = [(a, b) for a in range(self.count) for b in range(a + 1, self.count + 1)]
+        self._lo = np.array([a for a, _ in cells])
+        self._hi = np.array([b for _, b in cells])
+        runs = [(self.edges[a], self.edges[b]) for a, b in cells]
+        self._held = {
+            replicas: np.array([sum(sums.held(lo, hi, problem.optimizer, replicas)) for lo, hi in runs], float)
+            for replicas in (1, 2)
+        }
+        self._trainable = np.array([sums.trainable(lo, hi) for lo, hi in runs], float)
+        cuts = [sums.boundary(edge) for edge in self.edges[1:-1]]
+        self.activation = np.array([0.0, *(f for f, _ in cuts), 0.0])
+        self.gradient = np.array([0.0, *(b for _, b in cuts), 0.0])
+        self._kinds: dict[int, int] = {}
+        firsts: dict[object, int] = {}
+        for number, site in enumerate(problem.sites):
+            self._kinds[number] = firsts.setdefault(site.profile.layers, number)
+        self._units: dict[int, Floats] = {}
+        self._runs = runs
+        self._times: dict[tuple[int, int], tuple[Floats, Floats]] = {}
+        self._groups: dict[tuple[tuple[int, ...], int, int], GroupTable | None] = {}
+        self._free: dict[tuple[tuple[int, ...], int], Ints] = {}
+        self.rate = [site.profile.bytes_per_s for site in problem.sites]
+
+    def group(self, members: tuple[int, ...], micro: int, alive: int) -> GroupTable | None:
+        """Return the table of a group (indices of devices); None if it can hold no run of layers.
+
+        Args:
+            members: of the group.
+            micro: samples of a micro-batch.
+            alive: micro-batches alive at once (K).
+        """
+        key = (members, micro, alive)
+        if key not in self._groups:
+            self._groups[key] = self._make(members, micro, alive)
+        return self._groups[key]
+
+    def _make(self, members: tuple[int, ...], micro: int, alive: int) -> GroupTable | None:
+        most = np.stack([self._most(m, micro, alive, len(members)) for m in members])
+        if len(members) == 1:
+            shares = np.full((1, len(self._lo)), micro)
+            fits = most[0] >= micro
+        else:
+            shares, fits = self._balance(members, micro, most)
+        if not fits.any():
+            return None
+        tables = [self._table(m, micro) for m in members]
+        forward = np.max([f[y, self._hi] - f[y, self._lo] for (f, _), y in zip(tables, shares, strict=True)], axis=0)
+        backward = np.max([b[y, self._hi] - b[y, self._lo] for (_, b), y in zip(tables, shares, strict=True)], axis=0)
+        rates = np.array([self.rate[m] for m in members])
+        link = (shares / rates[:, None]).max(axis=0)
+        replicas = (shares > 0).sum(axis=0)
+        slowest = np.where(shares > 0, rates[:, None], np.inf).min(axis=0)
+        allreduce = 2 * (replicas - 1) / np.maximum(replicas, 1) * self._trainable / slowest
+        forward = np.where(fits, forward, np.inf)
+        return GroupTable(
+            self._square(forward, np.inf),
+            self._square(backward, 0.0),
+            self._square(link, 0.0),
+            self._square(allreduce, 0.0),
+            self._square(replicas.astype(float), 0.0).astype(np.int64),
+        )
+
+    def _square(self, values: Floats, rest: float) -> Floats:
+        out = np.full((self.count + 1, self.count + 1), rest)
+        out[self._lo, self._hi] = values
+        return out
+
+    def _table(self, member: int, most: int) -> tuple[Floats, Floats]:
+        """Prefix sums over the edges of forward and backward seconds, for shares of 0 to ``most`` samples."""
+        key = (self._kinds[member], most)
+        if key not in self._times:
+            site = self.problem.sites[member]
+            forward = np.zeros((most + 1, self.count + 1))
+            backward = np.zeros((most + 1, self.count + 1))
+            for samples in range(1, most + 1):
+                f, b = self.problem.times(site, samples)
+                forward[samples] = [f[edge] for edge in self.edges]
+                backward[samples] = [b[edge] for edge in self.edges]
+            self._times[key] = (forward, backward)
+        return self._times[key]
+
+    def _most(self, member: int, micro: int, alive: int, replicas: int) -> Ints:
+        """Largest share of each run that fits into a device's memory (the formula is that of ``core.memory``)."""
+        site = self.problem.sites[member]
+        kind = self._kinds[member]
+        if kind not in self._units:
+            sums = self.problem.sums_of(site)
+            self._units[kind] = np.array([sums.per_sample(lo, hi) for lo, hi in self._runs], float)
+        left = site.budget_mb * 1e6 - int(site.profile.runtime_mb * 1e6) - self._held[min(replicas, 2)]
+        each = np.maximum(alive * self._units[kind], 1e-9)
+        return np.clip(np.where(left < 0, 0, left // each), 0, micro).astype(np.int64)
+
+    def _balance(self, members: tuple[int, ...], micro: int, most: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
+        """Divide a micro-batch: each piece goes to the device that has it done first (exact for rising times)."""
+        key = (members, micro)
+        if key not in self._free:
+            unbound = np.full((len(members), len(self._lo)), micro)
+            self._free[key], _ = self._greedy(members, micro, unbound)
+        shares = self._free[key]
+        if (shares <= most).all():
+            return shares, np.ones(len(self._lo), bool)
+        return self._greedy(members, micro, most)
+
+    def _greedy(self, members: tuple[int, ...], micro: int, most: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
+        size = len(self._lo)
+        both = np.stack([f + b for f, b in (self._table(m, micro) for m in members)])
+        least = np.array([1 if self.problem.wishes.must(self.problem.sites[m].name) else 0 for m in members])
+        shares = np.repeat(least[:, None], size, axis=1)
+        left = np.full(size, micro - int(least.sum()))
+        fits = (shares <= most).all(axis=0) & (left >= 0)
+        cells = np.arange(size)
+        for block in sorted({max(micro // BLOCKS, 1), 1}, reverse=True):
+
+            def after(owner: Ints | int, given: Ints, block: int = block) -> Floats:
+                """Seconds of a device with one block more than it has."""
+                more = np.minimum(given + block, micro)
+                out: Floats = both[owner, more, self._hi] - both[owner, more, self._lo]
+                return out
+
+            following = np.stack([after(m, shares[m]) for m in range(len(members))])
+            following[shares + block > most] = np.inf
+            for _ in range(micro // block + 1):
+                owner = following.argmin(axis=0)
+                takes = (left >= block) & np.isfinite(following[owner, cells])
+                if not takes.any():
+                    break
+                owner, at = owner[takes], cells[takes]
+                shares[owner, at] += block
+                left[at] -= block
+                given = shares[owner, at]
+                more = np.minimum(given + block, micro)
+                seconds = both[owner, more, self._hi[at]] - both[owner, more, self._lo[at]]
+                following[owner, at] = np.where(given + block > most[owner, at], np.inf, seconds)
+        return shares, fits & (left == 0)
