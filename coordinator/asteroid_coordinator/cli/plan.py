@@ -40,7 +40,7 @@ def plan(
     spec = read_job(job, overrides or (), planner)
     make_importable(job)
     for file in (svg, trace):
-        _check(file)
+        check_file(file)
     with running_coordinator(ui) as session:
         view = follow(ui, session, submit(session, "plan", spec))
     summary = view.plan
@@ -48,10 +48,10 @@ def plan(
         raise AsteroidError("The coordinator sent no plan.", "Run `asteroid doctor`.")
     simulated = simulate(summary.plan, summary.costs)
     if svg is not None:
-        _write(svg, gantt_svg(summary.plan, simulated))
+        write_file(svg, gantt_svg(summary.plan, simulated))
         ui.say(f"Wrote {svg}.")
     if trace is not None:
-        _write(trace, simulated.chrome())
+        write_file(trace, simulated.chrome())
         ui.say(f"Wrote {trace}.")
     if ui.json:
         ui.data(plan_facts(summary, simulated))
@@ -76,7 +76,7 @@ def plan_facts(summary: PlanSummary, trace: Trace) -> dict[str, Any]:
     }
 
 
-def _check(path: Path | None) -> None:
+def check_file(path: Path | None) -> None:
     """Refuse a file that cannot be written before devices have measured for minutes.
 
     Raises:
@@ -89,7 +89,12 @@ def _check(path: Path | None) -> None:
         raise InputError(f"{path} cannot be written: {why}.", "Give another file.")
 
 
-def _write(path: Path, text: str) -> None:
+def write_file(path: Path, text: str) -> None:
+    """Write a file that a person named.
+
+    Raises:
+        InputError: says why not.
+    """
     try:
         path.write_text(text)
     except OSError as error:

@@ -58,7 +58,7 @@ def _sentence(capsys: pytest.CaptureFixture[str], *line: str, code: int = 2) -> 
 
 
 def test_no_verb_is_forgotten_here() -> None:
-    assert {*ON_BROKER, "doctor", "demo", "topics"} == set(_VERBS)
+    assert {*ON_BROKER, "doctor", "demo", "topics", "simulate"} == set(_VERBS)
 
 
 @pytest.mark.parametrize("verb", ON_BROKER)
