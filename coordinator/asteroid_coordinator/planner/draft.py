@@ -60,7 +60,11 @@ def draft(
         alive = micros if order == "gpipe" else min(piece.warm_up, micros)
         group = tuple(piece.devices)
         while True:
-            shares = divide(problem, [problem.site[name] for name in group], piece.lo, piece.hi, micro, alive)
+            key = (divide, group, piece.lo, piece.hi, micro, alive)
+            if key not in problem.divided:
+                sites = [problem.site[name] for name in group]
+                problem.divided[key] = divide(problem, sites, piece.lo, piece.hi, micro, alive)
+            shares = problem.divided[key]
             if shares is None:
                 return None
             used = tuple(name for name, samples in zip(group, shares, strict=True) if samples)

@@ -17,8 +17,8 @@ import numpy as np
 
 from asteroid_coordinator.planner.tables import Floats, GroupTable, Ints, Tables
 
-FULL_GROUPS = 8
-"""Up to so many devices a group may have any size; beyond, only sizes that grow by a third."""
+FEW = 10
+"""Up to so many devices the search is exact for its order; beyond, fewer group sizes and values of K are looked at."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def solve(tables: Tables, order: tuple[int, ...], rules: Rules) -> list[Found]:
     hub = tables.problem.network.hub_bytes_per_s if not tables.problem.network.direct and not rules.paper else None
     for number in range(1, min(rules.stages, devices, tables.count) + 1):
         level = [_State.empty(edges) for _ in range(devices + 1)]
-        alive = rules.warm_up(number)
+        alive = min(_rounded(rules.warm_up(number), devices), rules.micros)
         for i in range(devices - 1, -1, -1):
             for size in sizes:
                 j = i + size
@@ -161,9 +161,19 @@ def solve(tables: Tables, order: tuple[int, ...], rules: Rules) -> list[Found]:
 
 
 def _sizes(devices: int) -> list[int]:
-    out = list(range(1, min(devices, FULL_GROUPS) + 1))
+    out = list(range(1, (devices if devices <= FEW else 4) + 1))
     while out[-1] < devices:
-        out.append(min(out[-1] + max(out[-1] // 3, 1), devices))
+        out.append(min(out[-1] + out[-1] // 2, devices))
+    return out
+
+
+def _rounded(alive: int, devices: int) -> int:
+    """K for the memory check: with many devices rounded up, so that the tables of a group serve several stages."""
+    if devices <= FEW or alive <= 3:
+        return alive
+    out = 4
+    while out < alive:
+        out += out // 2
     return out
 
 

@@ -108,6 +108,11 @@ class Problem:
         return frozenset(site.name for site in self.sites if self.wishes.must(site.name))
 
     @cached_property
+    def divided(self) -> dict[object, tuple[int, ...] | None]:
+        """Shares that were worked out before: plans that differ in little ask for the same ones."""
+        return {}
+
+    @cached_property
     def _measured(self) -> dict[str, LayerSums]:
         return {}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from asteroid_coordinator.planner.costing import costs_of, fits
 from asteroid_coordinator.planner.draft import Piece, assemble, draft, pieces_of, warm_ups
@@ -27,7 +28,7 @@ class Jury:
     Attributes:
         problem: what is planned.
         judge: the simulator.
-        budget: plans that may still be simulated.
+        budget: micro-batches of a device that may still be simulated (what a simulation costs).
     """
 
     problem: Problem
@@ -49,7 +50,7 @@ class Jury:
         key = _key(plan)
         if key not in self._known:
             self.bound(plan)
-            self.budget -= 1
+            self.budget -= len(plan.devices) * plan.micro_count
             self._known[key] = self.judge(plan, self._bounds[key][1])
         return self._known[key]
 
@@ -74,7 +75,10 @@ def improve(plan: Plan, jury: Jury, width: int, neighbours: int) -> Plan:
     best, seconds = plan, jury.seconds(plan)
     while jury.budget > 0:
         hopeful = []
-        for number, other in enumerate(_spread(list(changes(best, jury.problem)), neighbours)):
+        for number, change in enumerate(_spread(list(changes(best, jury.problem)), neighbours)):
+            other = change()
+            if other is None:
+                continue
             bound = jury.bound(other)
             if bound < seconds * (1 - GAIN):
                 hopeful.append((bound, number, other))
@@ -91,48 +95,50 @@ def improve(plan: Plan, jury: Jury, width: int, neighbours: int) -> Plan:
     return best
 
 
-def _spread(plans: list[Plan], most: int) -> Sequence[Plan]:
+Change = Callable[[], "Plan | None"]
+"""A plan that differs in one small thing; None if it does not fit."""
+
+
+def _spread(every: list[Change], most: int) -> Sequence[Change]:
     """At most so many, evenly from the whole list."""
-    if len(plans) <= most:
-        return plans
-    return [plans[i * len(plans) // most] for i in range(most)]
+    if len(every) <= most:
+        return every
+    return [every[i * len(every) // most] for i in range(most)]
 
 
-def changes(plan: Plan, problem: Problem) -> Iterator[Plan]:
-    """Every plan that differs from this one in one small thing and fits."""
+def changes(plan: Plan, problem: Problem) -> Iterator[Change]:
+    """Every plan that differs from this one in one small thing, made when asked for."""
     pieces = pieces_of(plan)
-    count = len(pieces)
+    count, micro = len(pieces), plan.micro_size
     for structure in itertools.chain(_cuts(pieces), _places(pieces, problem)):
-        yield from _drafts(problem, structure, plan.micro_size)
+        yield partial(_drafted, problem, structure, micro)
     if problem.wishes.stages is None:
         for structure in itertools.chain(_merges(pieces), _splits(pieces, problem)):
-            yield from _drafts(problem, structure, plan.micro_size)
+            yield partial(_drafted, problem, structure, micro)
     yield from _shares(plan, problem)
     sizes = sorted(problem.wishes.micro_sizes)
-    at = sizes.index(plan.micro_size)
+    at = sizes.index(micro)
     for near in (at - 1, at + 1):
         if 0 <= near < len(sizes) and all(len(piece.devices) <= sizes[near] for piece in pieces):
-            yield from _drafts(problem, pieces, sizes[near])
+            yield partial(_drafted, problem, pieces, sizes[near])
     for wide in (True, False):
         other = warm_ups([(p.lo, p.hi, p.devices) for p in pieces], wide)
-        if other != pieces and (made := draft(problem, other, plan.micro_size)) is not None:
-            yield made
+        if other != pieces:
+            yield partial(draft, problem, other, micro)
     for number in range(count - 1):  # one stage alone, where its memory has room or not
         for keep in (count - number, 2 * (count - number) - 1):
             above = pieces[number - 1].warm_up if number else keep
             if keep != pieces[number].warm_up and above >= keep >= pieces[number + 1].warm_up:
                 changed = [*pieces[:number], replace(pieces[number], warm_up=keep), *pieces[number + 1 :]]
-                if (made := draft(problem, changed, plan.micro_size)) is not None:
-                    yield made
+                yield partial(draft, problem, changed, micro)
 
 
-def _drafts(problem: Problem, pieces: Sequence[Piece], micro: int) -> Iterator[Plan]:
+def _drafted(problem: Problem, pieces: Sequence[Piece], micro: int) -> Plan | None:
     """The plan with the K that it has; if it does not fit, with the smaller one."""
     made = draft(problem, pieces, micro)
     if made is None:
         made = draft(problem, warm_ups([(p.lo, p.hi, p.devices) for p in pieces], False), micro)
-    if made is not None:
-        yield made
+    return made
 
 
 def _cuts(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
@@ -220,17 +226,20 @@ def _splits(pieces: Sequence[Piece], problem: Problem) -> Iterator[list[Piece]]:
                 yield _again(pieces, [*plain[:n], *two, *plain[n + 1 :]])
 
 
-def _shares(plan: Plan, problem: Problem) -> Iterator[Plan]:
+def _shares(plan: Plan, problem: Problem) -> Iterator[Change]:
     """Move samples inside one group."""
     for number, stage in enumerate(plan.stages):
         for a, b in itertools.permutations(range(len(stage.shares)), 2):
             for step in (1, 2):
                 if stage.shares[a].samples > step:
-                    shares = list(stage.shares)
-                    shares[a] = Share(device=shares[a].device, samples=shares[a].samples - step)
-                    shares[b] = Share(device=shares[b].device, samples=shares[b].samples + step)
-                    changed: list[Stage] = list(plan.stages)
-                    changed[number] = stage.model_copy(update={"shares": tuple(shares)})
-                    made = assemble(problem, changed, plan.micro_size, plan.planner, plan.order)
-                    if fits(made, problem):
-                        yield made
+                    yield partial(_moved, plan, problem, number, a, b, step)
+
+
+def _moved(plan: Plan, problem: Problem, number: int, a: int, b: int, step: int) -> Plan | None:
+    shares = list(plan.stages[number].shares)
+    shares[a] = Share(device=shares[a].device, samples=shares[a].samples - step)
+    shares[b] = Share(device=shares[b].device, samples=shares[b].samples + step)
+    changed: list[Stage] = list(plan.stages)
+    changed[number] = changed[number].model_copy(update={"shares": tuple(shares)})
+    made = assemble(problem, changed, plan.micro_size, plan.planner, plan.order)
+    return made if fits(made, problem) else None

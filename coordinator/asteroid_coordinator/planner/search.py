@@ -12,11 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from asteroid_coordinator.planner.draft import Piece, draft
-from asteroid_coordinator.planner.pipeline import Found, Rules, solve
+from asteroid_coordinator.planner.pipeline import FEW, Found, Rules, solve
 from asteroid_coordinator.planner.problem import Problem, Site
 from asteroid_coordinator.planner.refine import Judge, Jury, improve
 from asteroid_coordinator.planner.tables import Tables
 from asteroid_core.plan import Plan
+
+MOST_STAGES = 32
+"""Longer pipelines are not looked for unless the job asks for one."""
 
 
 @dataclass(frozen=True)
@@ -26,15 +29,19 @@ class Effort:
     Attributes:
         edges: runs of layers begin at so many places in the dynamic program.
         orders: device orders tried.
+        sizes: micro-batch sizes tried with the first order.
+        kept: (micro-batch size, K) tried with the other orders.
         judged: structures that are simulated.
         starts: plans that are improved.
-        budget: plans simulated in all.
+        budget: micro-batches of a device that are simulated in all.
         width: plans simulated in one step of the improvement.
         neighbours: changes looked at in one step.
     """
 
     edges: int
     orders: int
+    sizes: int
+    kept: int
     judged: int
     starts: int
     budget: int
@@ -46,12 +53,14 @@ class Effort:
         """Choose by the number of devices and of layers."""
         devices, layers = len(problem.sites), problem.sums.count
         if devices <= 4:
-            return cls(min(layers, 32), 24, 24, 4, 300, 12, 1000)
-        if devices <= 10:
-            return cls(min(layers, 24), 8, 16, 3, 150, 8, 400)
+            return cls(min(layers, 32), 24, 64, 64, 24, 4, 20_000, 12, 1000)
+        if devices <= 6:
+            return cls(min(layers, 24), 12, 16, 3, 16, 3, 12_000, 8, 300)
+        if devices <= FEW:
+            return cls(min(layers, 20), 5, 8, 2, 10, 2, 7_000, 8, 200)
         if devices <= 40:
-            return cls(min(layers, 24), 4, 8, 2, 60, 6, 150)
-        return cls(min(layers, 24), 2, 4, 1, 24, 4, 60)
+            return cls(min(layers, 24), 3, 4, 1, 6, 2, 40_000, 6, 120)
+        return cls(min(layers, 32), 2, 3, 1, 3, 1, 100_000, 4, 60)
 
 
 def search(problem: Problem, judge: Judge) -> Plan | None:
@@ -132,17 +141,27 @@ def _structures(problem: Problem, tables: Tables, effort: Effort) -> Iterator[tu
     """(micro-batch size, structure) of every order; sizes that do badly with the first order are not tried again."""
     orders = list(itertools.islice(_orders(problem), effort.orders))
     wishes = problem.wishes
+    sizes = _spread_sizes(wishes.micro_sizes, effort.sizes)
     found: dict[tuple[int, bool], list[Found]] = {}
-    for micro in wishes.micro_sizes:
-        for wide in (True, False) if wishes.order == "1f1b" else (True,):
-            found[micro, wide] = list(_solve(problem, tables, orders[0], micro, wide))
+    for micro in sizes:
+        found[micro, True] = list(_solve(problem, tables, orders[0], micro, True))
+        if wishes.order == "1f1b" and (len(problem.sites) <= FEW or not found[micro, True]):
+            found[micro, False] = list(_solve(problem, tables, orders[0], micro, False))
     best = {key: min((f.seconds for f in some), default=float("inf")) for key, some in found.items()}
     for (micro, _), some in found.items():
         yield from ((micro, one) for one in some)
-    keep = sorted(best, key=lambda key: (best[key], key))[: 4 if len(problem.sites) > 4 else len(best)]
+    keep = sorted(best, key=lambda key: (best[key], key))[: effort.kept]
     for order in orders[1:]:
         for micro, wide in keep:
             yield from ((micro, one) for one in _solve(problem, tables, order, micro, wide))
+
+
+def _spread_sizes(sizes: Sequence[int], most: int) -> list[int]:
+    """At most so many micro-batch sizes, evenly from small to large."""
+    rising = sorted(sizes)
+    if len(rising) <= most:
+        return rising
+    return sorted({rising[round(i * (len(rising) - 1) / (most - 1))] for i in range(most)})
 
 
 def _solve(problem: Problem, tables: Tables, order: tuple[int, ...], micro: int, wide: bool) -> Iterator[Found]:
@@ -152,7 +171,7 @@ def _solve(problem: Problem, tables: Tables, order: tuple[int, ...], micro: int,
         micros=wishes.batch // micro,
         wide=wide,
         gpipe=wishes.order == "gpipe",
-        stages=wishes.stages or 24,
+        stages=wishes.stages or MOST_STAGES,
         skip=not wishes.all_devices,
     )
     for found in solve(tables, order, rules):

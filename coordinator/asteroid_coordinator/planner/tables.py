@@ -16,6 +16,7 @@ from asteroid_coordinator.planner.problem import Problem
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 BLOCKS = 16
 """A micro-batch is divided in about so many pieces; what is left goes sample by sample."""
@@ -89,27 +90,36 @@ class Tables:
         return self._groups[key]
 
     def _make(self, members: tuple[int, ...], micro: int, alive: int) -> GroupTable | None:
-        most = np.stack([self._most(m, micro, alive, len(members)) for m in members])
-        if len(members) == 1:
-            shares = np.full((1, len(self._lo)), micro)
-            fits = most[0] >= micro
-        else:
-            shares, fits = self._balance(members, micro, most)
-        if not fits.any():
+        if len(members) > micro:
             return None
-        tables = [self._table(m, micro) for m in members]
-        forward = np.max([f[y, self._hi] - f[y, self._lo] for (f, _), y in zip(tables, shares, strict=True)], axis=0)
-        backward = np.max([b[y, self._hi] - b[y, self._lo] for (_, b), y in zip(tables, shares, strict=True)], axis=0)
-        rates = np.array([self.rate[m] for m in members])
-        link = (shares / rates[:, None]).max(axis=0)
+        shares = self._unbound(members, micro)
+        most = np.stack([self._most(m, micro, alive, len(members)) for m in members])
+        over: Flags = np.any(shares > most, axis=0)
+        if not over.any():
+            free = (members, micro, 0)
+            if free not in self._groups:
+                self._groups[free] = self._table_of(members, micro, shares, ~over)
+            return self._groups[free]
+        fits: Flags = ~over
+        if len(members) > 1:
+            shares = shares.copy()
+            cells = np.flatnonzero(over)
+            shares[:, cells], fits[cells] = self._greedy(members, micro, most[:, cells], cells)
+        return self._table_of(members, micro, shares, fits) if fits.any() else None
+
+    def _table_of(self, members: tuple[int, ...], micro: int, shares: Ints, fits: Flags) -> GroupTable:
+        forward, backward = (
+            np.max([table[y, self._hi] - table[y, self._lo] for table, y in zip(tables, shares, strict=True)], axis=0)
+            for tables in zip(*(self._table(m, micro) for m in members), strict=True)
+        )
+        rates = np.array([self.rate[m] for m in members])[:, None]
         replicas = (shares > 0).sum(axis=0)
-        slowest = np.where(shares > 0, rates[:, None], np.inf).min(axis=0)
+        slowest = np.where(shares > 0, rates, np.inf).min(axis=0)
         allreduce = 2 * (replicas - 1) / np.maximum(replicas, 1) * self._trainable / slowest
-        forward = np.where(fits, forward, np.inf)
         return GroupTable(
-            self._square(forward, np.inf),
+            self._square(np.where(fits, forward, np.inf), np.inf),
             self._square(backward, 0.0),
-            self._square(link, 0.0),
+            self._square((shares / rates).max(axis=0), 0.0),
             self._square(allreduce, 0.0),
             self._square(replicas.astype(float), 0.0).astype(np.int64),
         )
@@ -144,34 +154,31 @@ class Tables:
         each = np.maximum(alive * self._units[kind], 1e-9)
         return np.clip(np.where(left < 0, 0, left // each), 0, micro).astype(np.int64)
 
-    def _balance(self, members: tuple[int, ...], micro: int, most: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
-        """Divide a micro-batch: each piece goes to the device that has it done first (exact for rising times)."""
+    def _unbound(self, members: tuple[int, ...], micro: int) -> Ints:
+        """Shares where memory is no matter."""
+        if len(members) == 1:
+            return np.full((1, len(self._lo)), micro)
         key = (members, micro)
         if key not in self._free:
-            unbound = np.full((len(members), len(self._lo)), micro)
-            self._free[key], _ = self._greedy(members, micro, unbound)
-        shares = self._free[key]
-        if (shares <= most).all():
-            return shares, np.ones(len(self._lo), bool)
-        return self._greedy(members, micro, most)
+            cells = np.arange(len(self._lo))
+            self._free[key], _ = self._greedy(members, micro, np.full((len(members), len(cells)), micro), cells)
+        return self._free[key]
 
-    def _greedy(self, members: tuple[int, ...], micro: int, most: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
-        size = len(self._lo)
+    def _greedy(self, members: tuple[int, ...], micro: int, most: Ints, where: Ints) -> tuple[Ints, Flags]:
+        """Divide a micro-batch on some runs: each piece goes to the device that has it done first.
+
+        That makes the slowest as fast as can be, exactly, where times rise with samples.
+        """
+        lo, hi = self._lo[where], self._hi[where]
         both = np.stack([f + b for f, b in (self._table(m, micro) for m in members)])
         least = np.array([1 if self.problem.wishes.must(self.problem.sites[m].name) else 0 for m in members])
-        shares = np.repeat(least[:, None], size, axis=1)
-        left = np.full(size, micro - int(least.sum()))
+        shares = np.repeat(least[:, None], len(where), axis=1)
+        left = np.full(len(where), micro - int(least.sum()))
         fits = (shares <= most).all(axis=0) & (left >= 0)
-        cells = np.arange(size)
+        everybody, cells = np.arange(len(members))[:, None], np.arange(len(where))
         for block in sorted({max(micro // BLOCKS, 1), 1}, reverse=True):
-
-            def after(owner: Ints | int, given: Ints, block: int = block) -> Floats:
-                """Seconds of a device with one block more than it has."""
-                more = np.minimum(given + block, micro)
-                out: Floats = both[owner, more, self._hi] - both[owner, more, self._lo]
-                return out
-
-            following = np.stack([after(m, shares[m]) for m in range(len(members))])
+            more = np.minimum(shares + block, micro)
+            following = both[everybody, more, hi] - both[everybody, more, lo]
             following[shares + block > most] = np.inf
             for _ in range(micro // block + 1):
                 owner = following.argmin(axis=0)
@@ -183,6 +190,6 @@ class Tables:
                 left[at] -= block
                 given = shares[owner, at]
                 more = np.minimum(given + block, micro)
-                seconds = both[owner, more, self._hi[at]] - both[owner, more, self._lo[at]]
+                seconds = both[owner, more, hi[at]] - both[owner, more, lo[at]]
                 following[owner, at] = np.where(given + block > most[owner, at], np.inf, seconds)
         return shares, fits & (left == 0)
