@@ -274,7 +274,7 @@ class _World:
         self.push(end, _ARRIVED, move, target)
 
     def arrive(self, move: _Move, device: int) -> bool:
-        """Note a part of what a device waits for; True if it was the last one."""
+        """Note a part of what a device needs; True if it is all there and the device waits for just that."""
         op, number = move.op, move.item.number
         assert op is not None
         if move.parts > 1:
@@ -283,5 +283,7 @@ class _World:
             self.missing[key] = left
             if left:
                 return False
-        self.walkers[device].arrived(op, number)
-        return True
+        walker = self.walkers[device]
+        walker.arrived(op, number)
+        waits = walker.waiting_for
+        return waits is not None and waits.op is op and waits.number == number
