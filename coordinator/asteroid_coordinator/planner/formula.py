@@ -106,7 +106,8 @@ def lower_bound(plan: Plan, costs: Costs) -> float:
                 sums = (group - 1) / group if direct else 1 / group
                 up[m.device] += held * ((group - 1) / group + sums)
                 down[m.device] += 2 * held * (group - 1) / group
-                reduce = 2 * held * (group - 1) / group / m.bytes_per_s + 2 * wait
+                # After its own last backward: all its shards, and then the sum of the member that got the last one.
+                reduce = held / m.bytes_per_s + 2 * wait
             best = max(best, fill + micros * (m.forward_s + m.backward_s) + max(drain, reduce) + step + wait)
         hub += 2 * held * (group - 1)
         if number + 1 < len(plan.stages):
