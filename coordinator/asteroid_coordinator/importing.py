@@ -9,6 +9,7 @@ from asteroid_core.data import open_source
 from asteroid_core.data.feeder import FeedPlan, Split
 from asteroid_core.data.source import Array, Field, Indices, Source
 from asteroid_core.errors import InputError
+from asteroid_core.link.probe import LinkSpeed
 from asteroid_core.plan import Plan
 from asteroid_core.profile import DeviceProfile
 from asteroid_core.rounds import RoundPlan
@@ -28,6 +29,8 @@ class Imports:
         rounds: training rounds.
         notes: what a person should know (samples dropped at the end, ...).
         profiles: measured profile of each device.
+        hub_bytes_per_s: measured speed of the broker's own link, if it holds devices up.
+        coordinator: the coordinator's own link, if measured.
     """
 
     spec: JobSpec
@@ -37,6 +40,8 @@ class Imports:
     rounds: int
     notes: tuple[str, ...]
     profiles: dict[str, DeviceProfile] = field(default_factory=dict)
+    hub_bytes_per_s: float | None = None
+    coordinator: LinkSpeed | None = None
 
     @property
     def samples(self) -> int:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from asteroid_coordinator.cluster.registry import Device
 from asteroid_coordinator.planner import Outcome, make_plan
 from asteroid_coordinator.planner.fixed import named
 from asteroid_coordinator.planner.problem import Problem, Site, Tied, Wishes
+from asteroid_core.costs import FeedCost, Network
+from asteroid_core.data.source import Field
 from asteroid_core.errors import InputError
 from asteroid_core.ids import COORDINATOR
 from asteroid_core.profile import DeviceProfile
@@ -79,5 +84,22 @@ def plan_job(
         wishes=Wishes(spec.train.batch, micro_sizes(spec), spec.plan.order, wanted, spec.plan.all_devices, required),
         optimizer=spec.optimizer,
         tied={name: Tied(layers, imports.model.size_of(name)) for name, layers in imports.model.ties.items()},
+        network=Network(hub_bytes_per_s=imports.hub_bytes_per_s),
+        feed=_feed(imports, owner),
     )
     return make_plan(problem, generation, spec.plan.planner, fixed)
+
+
+def _feed(imports: Imports, owner: str) -> FeedCost:
+    """What samples cost on their way to the first stage, and targets on theirs to the last."""
+    source, link = imports.source, imports.coordinator
+    feed = FeedCost(
+        sample_bytes=sum(_bytes(field) for field in source.inputs),
+        target_bytes=_bytes(source.target),
+        device="" if owner == COORDINATOR else owner,
+    )
+    return feed if link is None else feed.model_copy(update={"bytes_per_s": link.bytes_per_s})
+
+
+def _bytes(field: Field) -> int:
+    return int(np.dtype(field.dtype).itemsize) * math.prod(field.shape)

@@ -1,5 +1,7 @@
 """Measures a model's layers on the devices: asks for profile workers, sends them the layers, collects the results.
 
+Before the layers they measure their links, one after the other and then together.
+
 Each different layer program is measured once a device; results are cached in the store by (device, model, backend), so
 the same model is not measured twice.
 """
@@ -11,15 +13,19 @@ import json
 import logging
 import queue
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 
 from asteroid_coordinator.cluster.registry import Device, Registry
 from asteroid_coordinator.importing import Imports
+from asteroid_coordinator.linkspeeds import measure_links
 from asteroid_coordinator.settings import Settings
 from asteroid_coordinator.store import Store
+from asteroid_core.clock import MonotonicClock
 from asteroid_core.errors import InputError
+from asteroid_core.link.probe import LinkSpeed
 from asteroid_core.link.tensors import TensorLink
+from asteroid_core.plan import Frozen
 from asteroid_core.profile import DeviceProfile
 from asteroid_core.spec import JobSpec
 from asteroid_core.wire.messages import Command, DataInfo, ProfilePart, WorkerStatus
@@ -46,6 +52,86 @@ class _News:
     reason: str = ""
     connection: str = ""
     part: ProfilePart | None = None
+
+
+class SharedLinks(Frozen):
+    """Links that all devices share.
+
+    Attributes:
+        hub_bytes_per_s: of the broker, each direction; None: nothing was seen of it.
+        coordinator: the coordinator's own, if measured.
+    """
+
+    hub_bytes_per_s: float | None = None
+    coordinator: LinkSpeed | None = None
+
+
+_SHARED = ("*", "links", "")
+"""Under which the store keeps them; no device has that name."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Result of a measurement.
+
+    Attributes:
+        profiles: of each device.
+        failed: why the others have none.
+        links: shared ones.
+    """
+
+    profiles: dict[str, DeviceProfile]
+    failed: dict[str, str]
+    links: SharedLinks
+
+
+@dataclass
+class _Run:
+    """What is known of the profile workers of one measurement."""
+
+    todo: frozenset[str]
+    connections: dict[str, str] = field(default_factory=dict)
+    """device: the connection of the worker that waits for what to do"""
+    failed: dict[str, str] = field(default_factory=dict)
+    done: dict[str, DeviceProfile] = field(default_factory=dict)
+    parts: dict[str, dict[int, str]] = field(default_factory=dict)
+
+    def open(self) -> set[str]:
+        """Devices that are neither done nor failed."""
+        return set(self.todo) - set(self.done) - set(self.failed)
+
+    def ready(self) -> set[str]:
+        """Devices whose worker waits for what to do."""
+        return self.open() & set(self.connections)
+
+    def waiting(self) -> int:
+        """Number of devices whose worker has not said anything yet."""
+        return len(self.open() - set(self.connections))
+
+    def give_up(self, why: str) -> None:
+        """Leave out every device that is not done."""
+        for device in self.open():
+            self.failed[device] = why
+
+    def take(self, news: _News, say: Say) -> bool:
+        """Note what was said; False if it means nothing here."""
+        device = news.device
+        if device not in self.open():
+            return False
+        known = self.connections.get(device)
+        if news.state == "loading" and known is None:
+            self.connections[device] = news.connection
+        elif news.state == "lost" and news.connection and news.connection != known:
+            return True  # the late will of a worker that this one has replaced
+        elif news.state in ("failed", "lost") or (news.state == "exited" and known is not None):
+            self.failed[device] = news.reason or f"its profile worker is {news.state}"
+        elif news.part is not None:
+            have = self.parts.setdefault(device, {})
+            have[news.part.part] = news.part.text
+            if len(have) == news.part.parts:
+                self.done[device] = DeviceProfile.from_text("".join(have[i] for i in sorted(have)))
+                say("profiled", f"{device}: {self.done[device].describe()}")
+        return True
 
 
 class Profiler:
@@ -94,10 +180,8 @@ class Profiler:
 
     # Called by the job's thread
 
-    def measure(
-        self, spec: JobSpec, imports: Imports, say: Say, cancelled: Callable[[], bool]
-    ) -> tuple[dict[str, DeviceProfile], dict[str, str]]:
-        """Return the profile of each device, and why the others have none.
+    def measure(self, spec: JobSpec, imports: Imports, say: Say, cancelled: Callable[[], bool]) -> Measured:
+        """Return the profile of each device, why the others have none, and the links that all share.
 
         Once ``cancelled`` says so, what was measured until then is returned.
 
@@ -119,14 +203,22 @@ class Profiler:
                     todo[device.name] = device
             if not todo:
                 say("profiled", f"{len(done)} devices are known already")
-                return self._with_link(done), {}
+                return Measured(self._with_link(done), {}, self._shared())
             say("profiling", f"measuring {len(imports.model.layers)} layers on {', '.join(sorted(todo))}")
-            measured, failed = self._run(bundle, todo, say, cancelled)
-            for name, profile in measured.items():
+            run = self._run(bundle, todo, say, cancelled)
+            for name, profile in run.done.items():
                 self._store.put_profile(name, key, _backends(todo[name]), profile.to_text())
-            return self._with_link(done | measured), failed
+            return Measured(self._with_link(done | run.done), run.failed, self._shared())
         finally:
             self._forget(self)
+
+    def _shared(self) -> SharedLinks:
+        """What was last measured of the links that all share, and what the settings say instead."""
+        kept = self._store.get_profile(*_SHARED)
+        links = SharedLinks() if kept is None else SharedLinks.model_validate_json(kept)
+        if (own := self._settings.broker_bytes_per_s) is not None:
+            links = links.model_copy(update={"hub_bytes_per_s": own})
+        return links
 
     def _with_link(self, profiles: dict[str, DeviceProfile]) -> dict[str, DeviceProfile]:
         """The profiles, with the link speed of the settings if they have one."""
@@ -164,51 +256,54 @@ class Profiler:
             "Start an agent on each device (systemctl start asteroid-agent) and look with: asteroid devices",
         )
 
-    def _run(
-        self, bundle: bytes, todo: dict[str, Device], say: Say, cancelled: Callable[[], bool]
-    ) -> tuple[dict[str, DeviceProfile], dict[str, str]]:
+    def _run(self, bundle: bytes, todo: dict[str, Device], say: Say, cancelled: Callable[[], bool]) -> _Run:
         link = self._open_link(self._job)
         link.set_generation(1)
-        failed: dict[str, str] = {}
-        parts: dict[str, dict[int, str]] = {}
-        done: dict[str, DeviceProfile] = {}
-        sent: dict[str, str] = {}
-        """device: the connection of the worker that was sent the layers"""
+        run = _Run(frozenset(todo))
         try:
             for device in todo:
                 self._command(device, self._ask("profile"))
-            last = time.monotonic()
-            while len(done) + len(failed) < len(todo) and not cancelled():
-                try:
-                    news = self._news.get(timeout=0.5)
-                except queue.Empty:
-                    if time.monotonic() - last > SILENT_S:
-                        for device in set(todo) - set(done) - set(failed):
-                            failed[device] = "its measurement gave no sign of life"
-                    continue
-                device = news.device
-                if device not in todo or device in done or device in failed:
-                    continue
-                last = time.monotonic()
-                if news.state == "loading" and device not in sent:
-                    sent[device] = news.connection
+            self._until(lambda: run.waiting() == 0, run, say, cancelled)
+            if not cancelled() and run.ready():
+                self._measure_links(link, run, say)
+                for device in run.ready():
                     link.send(device, Tag(Kind.PROGRAM, 1), Tensor.of_bytes(bundle))
-                elif news.state == "lost" and news.connection and news.connection != sent.get(device):
-                    continue  # the late will of a worker that this one has replaced
-                elif news.state in ("failed", "lost") or (news.state == "exited" and device in sent):
-                    failed[device] = news.reason or f"its profile worker is {news.state}"
-                elif news.part is not None:
-                    have = parts.setdefault(device, {})
-                    have[news.part.part] = news.part.text
-                    if len(have) == news.part.parts:
-                        profile = DeviceProfile.from_text("".join(have[i] for i in sorted(have)))
-                        done[device] = profile
-                        say("profiled", f"{device}: {profile.describe()}")
-            return done, failed
+            self._until(lambda: run.open() == set(), run, say, cancelled)
+            return run
         finally:
             for device in todo:
                 self._command(device, self._ask("stop"))
             link.close()
+
+    def _until(self, reached: Callable[[], bool], run: _Run, say: Say, cancelled: Callable[[], bool]) -> None:
+        """Take news until something is reached; devices that stay silent are left out."""
+        last = time.monotonic()
+        while not reached() and not cancelled():
+            try:
+                news = self._news.get(timeout=0.5)
+            except queue.Empty:
+                if time.monotonic() - last > SILENT_S:
+                    run.give_up("its measurement gave no sign of life")
+                continue
+            if run.take(news, say):
+                last = time.monotonic()
+
+    def _measure_links(self, link: TensorLink, run: _Run, say: Say) -> None:
+        def gone() -> Collection[str]:
+            while not self._news.empty():
+                run.take(self._news.get_nowait(), say)
+            return run.failed
+
+        devices = sorted(run.ready())
+        links = measure_links(link, devices, MonotonicClock(), gone)
+        for device in devices:
+            if device not in links.devices and device not in run.failed:
+                run.failed[device] = "its link to the broker could not be measured"
+        if len(links.devices) > 1:
+            shared = SharedLinks(hub_bytes_per_s=links.hub_bytes_per_s, coordinator=links.coordinator)
+            self._store.put_profile(*_SHARED, shared.model_dump_json())
+            if shared.hub_bytes_per_s is not None:
+                say("profiled", f"the broker carries {shared.hub_bytes_per_s / 1e6:.0f} MB/s for all together")
 
     def _ask(self, verb: str) -> Command:
         return Command.model_validate(

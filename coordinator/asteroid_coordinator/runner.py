@@ -253,13 +253,15 @@ class JobRunner(threading.Thread):
 
     def _profile(self) -> None:
         imports = self._need()
-        profiles, failed = self._shell.profiler().measure(
+        measured = self._shell.profiler().measure(
             self.spec, imports, lambda kind, text: self.narrator.event(kind, text), self._cancelled.is_set
         )
         if self._cancelled.is_set():
             return  # the inbox holds why
-        imports.profiles.update(profiles)
-        self.inbox.put(Profiled(tuple(sorted(profiles)), tuple(failed.items())))
+        imports.profiles.update(measured.profiles)
+        imports.hub_bytes_per_s = measured.links.hub_bytes_per_s
+        imports.coordinator = measured.links.coordinator
+        self.inbox.put(Profiled(tuple(sorted(measured.profiles)), tuple(measured.failed.items())))
 
     def _plan(self, generation: int, without: frozenset[str]) -> None:
         imports = self._need()

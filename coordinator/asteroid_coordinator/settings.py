@@ -27,7 +27,8 @@ class Settings(Frozen):
         ca: certificate authority of the broker (PEM); turns TLS on.
         tls: TLS with the system's authorities.
         state_dir: jobs, events, checkpoints and exported models.
-        link_bytes_per_s: take this link speed instead of measuring it.
+        link_bytes_per_s: take this speed of every device's link instead of the measured one.
+        broker_bytes_per_s: take this speed of the broker's own link, each direction, instead of the measured one.
     """
 
     host: str = "localhost"
@@ -38,6 +39,7 @@ class Settings(Frozen):
     tls: bool = False
     state_dir: Path = Field(default_factory=lambda: default_state_dir(os.environ))
     link_bytes_per_s: float | None = Field(default=None, gt=0)
+    broker_bytes_per_s: float | None = Field(default=None, gt=0)
 
     @property
     def address(self) -> str:

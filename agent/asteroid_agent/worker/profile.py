@@ -16,20 +16,24 @@ from asteroid_agent.backend import open_backend
 from asteroid_agent.backend.base import Backend, SampleKeys
 from asteroid_agent.worker.config import WorkerConfig
 from asteroid_agent.worker.ports import TensorPort
-from asteroid_agent.worker.probe import probe
 from asteroid_agent.worker.shell import WorkerShell
 from asteroid_core.clock import Clock
 from asteroid_core.errors import ProgramError, WireError
 from asteroid_core.ids import COORDINATOR
+from asteroid_core.link.probe import ASK_TOGETHER, LinkSpeed, alone, together
 from asteroid_core.profile import DeviceProfile, LayerTimes
 from asteroid_core.program import StageProgram
 from asteroid_core.randomness import example_inputs, example_state, example_targets
 from asteroid_core.spec import OptimizerSpec
-from asteroid_core.wire.tensor import Kind
+from asteroid_core.wire.tensor import Kind, Tag, Tensor
 
 log = logging.getLogger(__name__)
 
 REPEATS = 5
+WINDOW_S = 0.03
+"""Seconds over which a layer at one batch size is measured at least: its mean time then counts what a quota, a governor
+or other work on the device takes away, which a median of single runs does not see."""
+MOST_REPEATS = 50
 LAYER_S = 1.0
 """Seconds after which one layer at one batch size is not repeated any more."""
 
@@ -77,17 +81,12 @@ def measure(
 def _measure(backend: Backend, program: StageProgram, batches: Sequence[int], clock: Clock) -> LayerTimes:
     forward, backward = [], []
     for size in batches:
-        fs, bs = [], []
         begin = clock.now()
-        for repeat in range(REPEATS + 1):
-            f, b = _once(backend, program, size, clock)
-            if repeat or clock.now() - begin > LAYER_S:  # the first run warms up, unless it takes long
-                fs.append(f)
-                bs.append(b)
-            if fs and clock.now() - begin > LAYER_S:
-                break
-        forward.append(sorted(fs)[len(fs) // 2])
-        backward.append(sorted(bs)[len(bs) // 2])
+        f, b = _once(backend, program, size, clock)
+        if clock.now() - begin < LAYER_S:  # the first run warms up, unless it takes long
+            f, b = _mean(lambda size=size: _once(backend, program, size, clock), clock)  # type: ignore[misc]
+        forward.append(f)
+        backward.append(b)
     steps = []
     for _ in range(REPEATS):
         begin = clock.now()
@@ -101,6 +100,17 @@ def _measure(backend: Backend, program: StageProgram, batches: Sequence[int], cl
         backward_s=tuple(backward),
         step_s=sorted(steps)[len(steps) // 2],  # the first one also makes the moments
     )
+
+
+def _mean(run: Callable[[], tuple[float, float]], clock: Clock) -> tuple[float, float]:
+    """Mean seconds of forward and backward over at least ``REPEATS`` runs and ``WINDOW_S`` seconds."""
+    begin, count, forward, backward = clock.now(), 0, 0.0, 0.0
+    while True:
+        f, b = run()
+        count, forward, backward = count + 1, forward + f, backward + b
+        spent = clock.now() - begin
+        if spent > LAYER_S or count >= MOST_REPEATS or (count >= REPEATS and spent >= WINDOW_S):
+            return forward / count, backward / count
 
 
 def _once(backend: Backend, program: StageProgram, size: int, clock: Clock) -> tuple[float, float]:
@@ -126,33 +136,46 @@ def _once(backend: Backend, program: StageProgram, size: int, clock: Clock) -> t
 def profile_device(
     config: WorkerConfig, link: TensorPort, shell: WorkerShell, clock: Clock, resident_mb: Callable[[], float]
 ) -> DeviceProfile:
-    """Wait for the layers, measure them and the way through the broker, and return the profile.
+    """Do as the coordinator asks: measure the link, alone and with the others, then the layers; return the profile.
 
     Raises:
         WireError: somebody else than the coordinator sends.
         ProgramError: the layers cannot be run here.
     """
-    bundle = None
-    while bundle is None:
+    speed: LinkSpeed | None = None
+    while True:
         shell.messages(0.0)
         received = link.receive(0.2)
         if received is None:
             continue
-        if received.src != COORDINATOR or received.tag.kind is not Kind.PROGRAM:
-            raise WireError(
-                f"{received.src} sent a {received.tag.kind.value}, only the coordinator's layers are expected."
-            )
-        bundle = Bundle.from_bytes(bytes(received.tensor.data))
+        kind, asked = received.tag.kind, received.tag.micro
+        if received.src != COORDINATOR or kind not in (Kind.PROGRAM, Kind.PROBE):
+            raise WireError(f"{received.src} sent a {kind.value}, only the coordinator's layers are expected.")
+        if kind is Kind.PROGRAM:
+            bundle = Bundle.from_bytes(bytes(received.tensor.data))
+            link.release(received)
+            break
         link.release(received)
-    bytes_per_s, message_s = probe(link, config.agent, 1, clock, lambda: shell.messages(0.0))
+
+        def poll() -> None:
+            shell.messages(0.0)
+
+        if asked == ASK_TOGETHER:
+            answer = [together(link, config.agent, 1, clock, poll), 0.0]
+        else:
+            speed = alone(link, config.agent, 1, clock, poll)
+            answer = [speed.bytes_per_s, speed.message_s]
+        link.send(COORDINATOR, Tag(Kind.PROBE, 1, micro=asked), Tensor.of_numpy(np.array(answer)))
     layers = measure(bundle, config.cores, clock, lambda done, total: log.debug("measured %d of %d", done, total))
     # Afterwards: the engine is loaded and has run, and the layers' weights are gone again.
     runtime_mb = resident_mb()
+    if speed is None:
+        speed = alone(link, config.agent, 1, clock, lambda: shell.messages(0.0))
     return DeviceProfile(
         device=config.agent,
         backend="torch",
         layers=layers,
         runtime_mb=runtime_mb,
-        bytes_per_s=bytes_per_s,
-        message_s=message_s,
+        bytes_per_s=speed.bytes_per_s,
+        message_s=speed.message_s,
     )
