@@ -1,4 +1,4 @@
-"""What has to hold for the plans of any small cluster: whole, within memory, no worse for having more, near the best."""
+"""What has to hold for plans of any small cluster: whole, within memory, no worse for having more, near the best."""
 
 from __future__ import annotations
 

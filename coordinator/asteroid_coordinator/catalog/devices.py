@@ -24,7 +24,7 @@ from asteroid_core.memory import moments
 from asteroid_core.profile import LayerTimes
 from asteroid_core.spec import OptimizerSpec
 
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Shares for which times are given; between them they are interpolated."""
 
 

@@ -43,7 +43,7 @@ GOODPUT = 0.94
 MESSAGE_S: dict[NetworkKind, float] = {"direct": 0.0005, "hub": 0.001}
 """Assumption: fixed time of a tensor, for system calls, wake-ups and the switch; a broker is a second such stop."""
 
-LARGEST_MICRO = 64
+LARGEST_MICRO = 256
 """Assumption: largest micro-batch that is planned, for every planner. Larger ones would help a device that works alone
 on small pictures, which is bound by launches (a third on the strongest board), and leave pipelines as they are."""
 

@@ -55,7 +55,7 @@ class Effort:
         if devices <= 4:
             return cls(min(layers, 32), 24, 64, 64, 24, 4, 20_000, 12, 1000)
         if devices <= 6:
-            return cls(min(layers, 24), 12, 16, 3, 16, 3, 12_000, 8, 300)
+            return cls(min(layers, 24), 12, 16, 3, 16, 4, 40_000, 10, 300)
         if devices <= FEW:
             return cls(min(layers, 20), 5, 8, 2, 10, 2, 7_000, 8, 200)
         if devices <= 40:
@@ -73,14 +73,28 @@ def search(problem: Problem, judge: Judge) -> Plan | None:
     effort = Effort.of(problem)
     tables = Tables(problem, edges(problem, effort.edges))
     jury = Jury(problem, judge, effort.budget)
-    plans = list(_plans(problem, _structures(problem, tables, effort), effort.judged * 4))
+    plans = [*_plans(problem, _structures(problem, tables, effort), effort.judged * 4), *_simple(problem)]
     if not plans:
         return None
-    hopeful = sorted(plans, key=jury.bound)[: effort.judged]
+    hopeful = _different(sorted(plans, key=jury.bound))[: effort.judged]
     hopeful.sort(key=jury.seconds)
     starts = _different(hopeful)[: effort.starts]
     best = min((improve(plan, jury, effort.width, effort.neighbours) for plan in starts), key=jury.seconds)
     return best.model_copy(update={"predicted_s": jury.seconds(best)})
+
+
+def _simple(problem: Problem) -> Iterator[Plan]:
+    """One stage, on one device or on all: where links are slow little else is worth a thought."""
+    wishes, last = problem.wishes, problem.sums.count
+    if wishes.stages not in (None, 1):
+        return
+    everybody = tuple(site.name for site in problem.sites)
+    for micro in wishes.micro_sizes:
+        groups = [(site.name,) for site in problem.sites]
+        for group in [*groups, everybody] if len(everybody) <= micro else groups:
+            plan = draft(problem, [Piece(0, last, group, 1)], micro)
+            if plan is not None:
+                yield plan
 
 
 def _different(plans: Sequence[Plan]) -> list[Plan]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -188,3 +189,91 @@ def test_measured_memory_goes_before_the_estimate() -> None:
     made = problem([guessed, measured], FOUR)
     more, less = (made.memory(where, 0, 4, 8, 2, 1) for where in made.sites)
     assert more.activations - less.activations == 8 * 2 * 4 * 999
+
+
+def _refused(made: Problem, planner: str = "asteroid") -> PlanError:
+    with pytest.raises(PlanError) as caught:
+        make_plan(made, 1, planner)
+    assert caught.value.exit_code == 2
+    return caught.value
+
+
+def _fits(made: Problem) -> bool:
+    try:
+        make_plan(made, 1)
+    except PlanError:
+        return False
+    return True
+
+
+def test_a_refusal_names_the_device_that_lacks_least_and_what_it_says_helps() -> None:
+    layers = [layer(i, weights=1_000_000, activation=100_000) for i in range(6)]
+    sites = [site("small", [1e-3] * 6, budget_mb=4), site("large", [1e-3] * 6, budget_mb=11)]
+    tight = problem(sites, layers, Wishes(16, (8,)), optimizer=OptimizerSpec(kind="adamw"))
+    error = _refused(tight)
+    found = re.search(r"(\w+) lacks (\d+) MB", error.what)
+    assert found is not None
+    richer = tuple(replace(s, budget_mb=s.budget_mb + int(found[2])) if s.name == found[1] else s for s in tight.sites)
+    assert _fits(replace(tight, sites=richer))
+    poorer = tuple(
+        replace(s, budget_mb=s.budget_mb + int(found[2]) - 1) if s.name == found[1] else s for s in tight.sites
+    )
+    assert not _fits(replace(tight, sites=poorer))
+    assert f"lend {found[2]} MB more on {found[1]}" in error.remedy
+    joins = re.search(r"one more device that lends (\d+) MB", error.remedy)
+    assert joins is not None
+    new = site("new", [1e-3] * 6, budget_mb=float(joins[1]))
+    assert _fits(replace(tight, sites=(*tight.sites, new)))
+
+
+def test_a_refusal_offers_a_smaller_micro_batch_and_a_lighter_optimizer_where_they_help() -> None:
+    layers = [layer(i, weights=1_000_000, activation=400_000) for i in range(4)]
+    sites = [site("a", [1e-3] * 4, budget_mb=23)]
+    wide = problem(sites, layers, Wishes(16, (8,)), optimizer=OptimizerSpec(momentum=0.0))
+    error = _refused(wide)
+    found = re.search(r"train.micro_batch = (\d+)", error.remedy)
+    assert found is not None
+    assert _fits(replace(wide, wishes=Wishes(16, (int(found[1]),))))
+    assert not _fits(replace(wide, wishes=Wishes(16, (2 * int(found[1]),))))
+    heavy = problem(sites, layers, Wishes(16, (1,)), optimizer=OptimizerSpec(kind="adamw"))
+    assert 'optimizer.kind = "sgd"' in _refused(heavy).remedy
+    assert _fits(replace(heavy, optimizer=OptimizerSpec(kind="sgd")))
+
+
+def test_a_refusal_of_too_many_wishes_says_to_drop_them() -> None:
+    sites = [site("a", [1e-3] * 4, budget_mb=50), site("b", [1e-3] * 4, budget_mb=0.001)]
+    error = _refused(problem(sites, FOUR, Wishes(16, (4,), all_devices=True)))
+    assert "drop plan.stages and plan.all_devices" in error.remedy
+
+
+def test_another_planner_says_what_stops_it_and_that_asteroid_has_a_plan() -> None:
+    large = [layer(i, weights=1_000_000) for i in range(4)]
+    sites = [site(name, [1e-3] * 4, budget_mb=7.0) for name in "abc"]
+    error = _refused(problem(sites, large), "dp")
+    assert re.search(r"the whole model needs \d+ MB more than the 7 MB that [abc] lends", error.what)
+    assert "asteroid finds one" in error.remedy
+
+
+def test_exhaustive_is_for_small_clusters() -> None:
+    with pytest.raises(InputError, match="at most 5 devices"):
+        make_plan(problem([site(f"d{i}", [1e-3] * 4) for i in range(6)], FOUR), 1, "exhaustive")
+
+
+def test_a_tied_weight_is_held_by_every_stage_that_uses_it() -> None:
+    tied = {"embed.weight": Tied((0, 3), 4_000)}
+    made = problem([site("a", [1e-3] * 4)], FOUR, tied=tied)
+    plain = problem([site("a", [1e-3] * 4)], FOUR)
+    head, tail = (made.memory(made.sites[0], lo, hi, 1, 1, 1) for lo, hi in ((0, 2), (2, 4)))
+    assert head == plain.memory(plain.sites[0], 0, 2, 1, 1, 1)
+    assert tail.weights - plain.memory(plain.sites[0], 2, 4, 1, 1, 1).weights == 2 * 4_000
+    assert made.memory(made.sites[0], 0, 4, 1, 1, 1) == plain.memory(plain.sites[0], 0, 4, 1, 1, 1)
+
+
+def test_k_is_chosen_smaller_where_memory_is_tight() -> None:
+    layers = [layer(i, weights=1_000, activation=1_000_000) for i in range(4)]
+    roomy = [site(name, [1e-3] * 4, budget_mb=1000.0) for name in "ab"]
+    # 3 micro-batches of 4 samples with 2 layers: 24 MB; 2 of them: 16 MB
+    tight = [site(name, [1e-3] * 4, budget_mb=18.0) for name in "ab"]
+    wishes = Wishes(32, (4,), stages=2, all_devices=True)
+    assert make_plan(problem(roomy, layers, wishes), 1).plan.stages[0].warm_up == 3
+    assert make_plan(problem(tight, layers, wishes), 1).plan.stages[0].warm_up == 2
