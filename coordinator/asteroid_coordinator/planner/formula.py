@@ -85,7 +85,7 @@ def lower_bound(plan: Plan, costs: Costs) -> float:
 
     Every resource (a device, a direction of a link, the broker's link) has to do all of its work; a device's work
     begins after the first micro-batch has come through the stages before it, and what follows its last backward has to
-    go back through them.
+    go back through them. And no more than K micro-batches may be between a device's forward and its backward.
     """
     of, micros = costs.by_name, plan.micro_count
     direct = costs.network.direct
@@ -96,6 +96,7 @@ def lower_bound(plan: Plan, costs: Costs) -> float:
     best = 0.0
     wait = 0.0 if len(plan.devices) == 1 else min(cost.message_s for cost in costs.devices)
     step = max(cost.step_s for cost in costs.devices)
+    returns = _returns(plan, costs, wait)
     for number, stage in enumerate(plan.stages):
         members = [of[device] for device in stage.devices]
         group, held = len(members), costs.reduce_bytes[number]
@@ -108,7 +109,10 @@ def lower_bound(plan: Plan, costs: Costs) -> float:
                 down[m.device] += 2 * held * (group - 1) / group
                 # After its own last backward: all its shards, and then the sum of the member that got the last one.
                 reduce = held / m.bytes_per_s + 2 * wait
-            best = max(best, fill + micros * (m.forward_s + m.backward_s) + max(drain, reduce) + step + wait)
+            own = m.forward_s + m.backward_s
+            turns = 1 if plan.order == "gpipe" else -(-micros // min(stage.warm_up, micros))
+            busy = max(micros * own, turns * (own + returns[number]))
+            best = max(best, fill + busy + max(drain, reduce) + step + wait)
         hub += 2 * held * (group - 1)
         if number + 1 < len(plan.stages):
             act, grad = costs.activation_bytes[number], costs.gradient_bytes[number]
@@ -141,3 +145,17 @@ def lower_bound(plan: Plan, costs: Costs) -> float:
     if not direct and costs.network.hub_bytes_per_s is not None:
         best = max(best, (hub + fed) / costs.network.hub_bytes_per_s)
     return best
+
+
+def _returns(plan: Plan, costs: Costs, wait: float) -> list[float]:
+    """For each stage, the shortest time from the end of a forward until its gradient is back."""
+    of = costs.by_name
+    out = [0.0]
+    for number in range(len(plan.stages) - 2, -1, -1):
+        act, grad = costs.activation_bytes[number], costs.gradient_bytes[number]
+        here, behind = plan.stages[number].shares, plan.stages[number + 1].shares
+        there = min(share.samples * act / of[share.device].bytes_per_s for share in behind)
+        back = min(share.samples * grad / of[share.device].bytes_per_s for share in here)
+        through = min(of[s.device].forward_s for s in behind) + min(of[s.device].backward_s for s in behind)
+        out.append(there + through + back + 2 * wait + out[-1])
+    return out[::-1]

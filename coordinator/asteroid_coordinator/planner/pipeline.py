@@ -2,9 +2,10 @@
 
 Stages are added in front, so the k-th from the end knows its K whatever their number is. Without allreduce the round
 time of a pipeline is max over its steps of M E + the steps before it (the aligned rule, Eq. 11); a head stage adds the
-same to all steps behind it, so a pipeline needs three numbers to go on from:
+same to all steps behind it, so a pipeline needs four numbers to go on from:
 
-    A   that maximum
+    A   that maximum, and no less than M T / K of any stage: just K micro-batches are between its forward and backward
+    T   seconds of one micro-batch through the pipeline and back
     R   how long the latest allreduce outlasts the end of the first stage's last backward
     H   seconds that a micro-batch, with its part of the allreduce, keeps the broker's link busy
 """
@@ -86,6 +87,7 @@ class _State:
 
     objective: Floats
     a: Floats
+    t: Floats
     r: Floats
     h: Floats
     link: Floats
@@ -108,7 +110,7 @@ class _State:
         def ints() -> Ints:
             return np.zeros(edges, np.int64)
 
-        return cls(floats(), floats(), floats(), floats(), floats(), floats(), ints(), ints(), ints())
+        return cls(floats(), floats(), floats(), floats(), floats(), floats(), floats(), ints(), ints(), ints())
 
     def take(self, other: _State) -> None:
         """Keep the better one for each first edge."""
@@ -151,7 +153,7 @@ def solve(tables: Tables, order: tuple[int, ...], rules: Rules) -> list[Found]:
                 if table is None:
                     continue
                 slowest = min(tables.rate[m] for m in order[i:j])
-                level[i].take(_extend(tables, rules, table, sub, slowest, hub, i, j))
+                level[i].take(_extend(tables, rules, rules.warm_up(number), table, sub, slowest, hub, i, j))
             if not needed[i]:
                 level[i].take(level[i + 1])
         levels.append(level)
@@ -180,6 +182,7 @@ def _rounded(alive: int, devices: int) -> int:
 def _extend(
     tables: Tables,
     rules: Rules,
+    keep: int,
     table: GroupTable,
     sub: _State | None,
     slowest: float,
@@ -199,7 +202,9 @@ def _extend(
         link = table.link[:, last].copy()
         whole = np.full(edges, slowest)
         end = np.full(edges, last)
-        return _State(objective, a, r, h, link, whole, end, np.full(edges, after), np.full(edges, begin))
+        return _State(
+            objective, a, both[:, last].copy(), r, h, link, whole, end, np.full(edges, after), np.full(edges, begin)
+        )
     if rules.paper:
         seconds = rules.micro / np.minimum(slowest, sub.slowest)
         forward, backward = tables.activation * seconds, tables.gradient * seconds
@@ -211,6 +216,9 @@ def _extend(
         busy = np.maximum(forward, backward)
     cross = forward + backward
     a = np.maximum(np.maximum(micros * both, both + micros * busy + (cross - busy)), both + cross + sub.a[None, :])
+    t = both + cross + sub.t[None, :]
+    if not rules.paper:
+        a = np.maximum(a, micros / keep * t)
     r = np.maximum(table.allreduce, sub.r[None, :] - table.backward - backward)
     load = rules.micro * shared * (tables.activation + tables.gradient)
     h = reduced + load[None, :] + sub.h[None, :]
@@ -221,6 +229,7 @@ def _extend(
     return _State(
         objective[rows, end],
         a[rows, end],
+        t[rows, end],
         r[rows, end],
         h[rows, end],
         table.link[rows, end],

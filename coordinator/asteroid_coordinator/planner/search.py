@@ -12,12 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from asteroid_coordinator.planner.draft import Piece, draft
-from asteroid_coordinator.planner.pipeline import FEW, Found, Rules, solve
+from asteroid_coordinator.planner.pipeline import Found, Rules, solve
 from asteroid_coordinator.planner.problem import Problem, Site
 from asteroid_coordinator.planner.refine import Judge, Jury, improve
 from asteroid_coordinator.planner.tables import Tables
 from asteroid_core.plan import Plan
 
+MANY_K = 6
+"""Up to so many devices both values of K are planned; beyond, the smaller one only where the larger fits nowhere."""
 MOST_STAGES = 32
 """Longer pipelines are not looked for unless the job asks for one."""
 
@@ -27,7 +29,9 @@ class Effort:
     """How hard to search, by the size of the problem; counts, not seconds, so that plans are reproducible.
 
     Attributes:
-        edges: runs of layers begin at so many places in the dynamic program.
+        edges: runs of layers begin at so many places while orders and sizes are compared.
+        fine: at so many in the dynamic program of the best ones.
+        refined: orders and sizes that are planned finely.
         orders: device orders tried.
         sizes: micro-batch sizes tried with the first order.
         kept: (micro-batch size, K) tried with the other orders.
@@ -39,6 +43,8 @@ class Effort:
     """
 
     edges: int
+    fine: int
+    refined: int
     orders: int
     sizes: int
     kept: int
@@ -53,27 +59,27 @@ class Effort:
         """Choose by the number of devices and of layers."""
         devices, layers = len(problem.sites), problem.sums.count
         if devices <= 4:
-            return cls(min(layers, 32), 24, 64, 64, 24, 4, 20_000, 12, 1000)
+            return cls(min(layers, 24), 64, 4, 24, 64, 64, 24, 4, 20_000, 12, 1000)
         if devices <= 6:
-            return cls(min(layers, 24), 12, 16, 3, 16, 4, 40_000, 10, 300)
-        if devices <= FEW:
-            return cls(min(layers, 20), 5, 8, 2, 10, 2, 7_000, 8, 200)
+            return cls(min(layers, 24), 64, 2, 12, 8, 3, 16, 4, 30_000, 10, 300)
+        if devices <= 10:
+            return cls(min(layers, 20), 64, 1, 4, 6, 1, 10, 2, 6_000, 8, 150)
         if devices <= 40:
-            return cls(min(layers, 24), 3, 4, 1, 6, 2, 40_000, 6, 120)
-        return cls(min(layers, 32), 2, 3, 1, 3, 1, 100_000, 4, 60)
+            return cls(min(layers, 20), 48, 1, 3, 4, 1, 6, 2, 40_000, 6, 120)
+        return cls(min(layers, 24), 40, 1, 2, 3, 1, 3, 1, 100_000, 4, 60)
 
 
-def search(problem: Problem, judge: Judge) -> Plan | None:
+def search(problem: Problem, judge: Judge, effort: Effort | None = None) -> Plan | None:
     """Return the best plan found, with its predicted round time, or None if nothing fits.
 
     Args:
         problem: what to plan.
         judge: the simulator.
+        effort: how hard to search; default: by the size of the problem.
     """
-    effort = Effort.of(problem)
-    tables = Tables(problem, edges(problem, effort.edges))
+    effort = effort or Effort.of(problem)
     jury = Jury(problem, judge, effort.budget)
-    plans = [*_plans(problem, _structures(problem, tables, effort), effort.judged * 4), *_simple(problem)]
+    plans = [*_plans(problem, _structures(problem, effort), effort.judged * 4), *_simple(problem)]
     if not plans:
         return None
     hopeful = _different(sorted(plans, key=jury.bound))[: effort.judged]
@@ -151,23 +157,35 @@ def edges(problem: Problem, most: int) -> list[int]:
     return [*out, count]
 
 
-def _structures(problem: Problem, tables: Tables, effort: Effort) -> Iterator[tuple[int, Found]]:
-    """(micro-batch size, structure) of every order; sizes that do badly with the first order are not tried again."""
+def _structures(problem: Problem, effort: Effort) -> Iterator[tuple[int, Found]]:
+    """(micro-batch size, structure) of every order; sizes that do badly with the first order are not tried again.
+
+    All that is tried with coarse layers; the best order and size then with fine ones.
+    """
     orders = list(itertools.islice(_orders(problem), effort.orders))
     wishes = problem.wishes
-    sizes = _spread_sizes(wishes.micro_sizes, effort.sizes)
-    found: dict[tuple[int, bool], list[Found]] = {}
-    for micro in sizes:
-        found[micro, True] = list(_solve(problem, tables, orders[0], micro, True))
-        if wishes.order == "1f1b" and (len(problem.sites) <= FEW or not found[micro, True]):
-            found[micro, False] = list(_solve(problem, tables, orders[0], micro, False))
-    best = {key: min((f.seconds for f in some), default=float("inf")) for key, some in found.items()}
-    for (micro, _), some in found.items():
-        yield from ((micro, one) for one in some)
-    keep = sorted(best, key=lambda key: (best[key], key))[: effort.kept]
+    tables = Tables(problem, edges(problem, effort.edges))
+    best: dict[tuple[int, bool, tuple[int, ...]], float] = {}
+
+    def solved(tables: Tables, micro: int, wide: bool, order: tuple[int, ...]) -> list[tuple[int, Found]]:
+        found = list(_solve(problem, tables, order, micro, wide))
+        best[micro, wide, order] = min((one.seconds for one in found), default=float("inf"))
+        return [(micro, one) for one in found]
+
+    for micro in _spread_sizes(wishes.micro_sizes, effort.sizes):
+        tables.tight = False
+        wide = solved(tables, micro, True, orders[0])
+        yield from wide
+        if wishes.order == "1f1b" and tables.tight and (len(problem.sites) <= MANY_K or not wide):
+            yield from solved(tables, micro, False, orders[0])
+    kept = sorted(best, key=lambda key: (best[key], key))[: effort.kept]
     for order in orders[1:]:
-        for micro, wide in keep:
-            yield from ((micro, one) for one in _solve(problem, tables, order, micro, wide))
+        for micro, k, _ in kept:
+            yield from solved(tables, micro, k, order)
+    if tables.count < min(problem.sums.count, effort.fine):
+        fine = Tables(problem, edges(problem, effort.fine))
+        for micro, k, order in sorted(best, key=lambda key: (best[key], key))[: effort.refined]:
+            yield from solved(fine, micro, k, order)
 
 
 def _spread_sizes(sizes: Sequence[int], most: int) -> list[int]:

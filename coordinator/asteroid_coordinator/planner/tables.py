@@ -18,8 +18,10 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
-BLOCKS = 16
-"""A micro-batch is divided in about so many pieces; what is left goes sample by sample."""
+EXACT = 4
+"""Up to so many devices in all, memory-bound groups are divided exactly."""
+BLOCKS, COARSE_BLOCKS = 16, 8
+"""A micro-batch is divided in about so many pieces, with many devices fewer; what is left goes sample by sample."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,10 @@ class Tables:
         self._runs = runs
         self._times: dict[tuple[int, int], tuple[Floats, Floats]] = {}
         self._groups: dict[tuple[tuple[int, ...], int, int], GroupTable | None] = {}
+        self._limits: dict[tuple[int, int, int, int], Ints] = {}
         self._free: dict[tuple[tuple[int, ...], int], Ints] = {}
+        self.tight = False
+        """Whether the memory of some device has bound anything where more than one micro-batch was alive."""
         self.rate = [site.profile.bytes_per_s for site in problem.sites]
 
     def group(self, members: tuple[int, ...], micro: int, alive: int) -> GroupTable | None:
@@ -100,11 +105,13 @@ class Tables:
             if free not in self._groups:
                 self._groups[free] = self._table_of(members, micro, shares, ~over)
             return self._groups[free]
+        self.tight = self.tight or alive > 1
         fits: Flags = ~over
         if len(members) > 1:
             shares = shares.copy()
             cells = np.flatnonzero(over)
-            shares[:, cells], fits[cells] = self._greedy(members, micro, most[:, cells], cells)
+            divide = self._greedy if len(self.problem.sites) <= EXACT else self._filled
+            shares[:, cells], fits[cells] = divide(members, micro, most[:, cells], cells)
         return self._table_of(members, micro, shares, fits) if fits.any() else None
 
     def _table_of(self, members: tuple[int, ...], micro: int, shares: Ints, fits: Flags) -> GroupTable:
@@ -145,12 +152,18 @@ class Tables:
 
     def _most(self, member: int, micro: int, alive: int, replicas: int) -> Ints:
         """Largest share of each run that fits into a device's memory (the formula is that of ``core.memory``)."""
+        key = (member, micro, alive, min(replicas, 2))
+        if key not in self._limits:
+            self._limits[key] = self._limit(*key)
+        return self._limits[key]
+
+    def _limit(self, member: int, micro: int, alive: int, replicas: int) -> Ints:
         site = self.problem.sites[member]
         kind = self._kinds[member]
         if kind not in self._units:
             sums = self.problem.sums_of(site)
             self._units[kind] = np.array([sums.per_sample(lo, hi) for lo, hi in self._runs], float)
-        left = site.budget_mb * 1e6 - int(site.profile.runtime_mb * 1e6) - self._held[min(replicas, 2)]
+        left = site.budget_mb * 1e6 - int(site.profile.runtime_mb * 1e6) - self._held[replicas]
         each = np.maximum(alive * self._units[kind], 1e-9)
         return np.clip(np.where(left < 0, 0, left // each), 0, micro).astype(np.int64)
 
@@ -164,6 +177,18 @@ class Tables:
             self._free[key], _ = self._greedy(members, micro, np.full((len(members), len(cells)), micro), cells)
         return self._free[key]
 
+    def _filled(self, members: tuple[int, ...], micro: int, most: Ints, where: Ints) -> tuple[Ints, Flags]:
+        """Cut shares to what fits, give the rest to those with room, the fastest first: nearly as good, and quick."""
+        wanted = self._unbound(members, micro)[:, where]
+        shares = np.minimum(wanted, most)
+        left = micro - shares.sum(axis=0)
+        for at in np.argsort(-wanted.sum(axis=1), kind="stable"):
+            more = np.minimum(left, most[at] - shares[at])
+            shares[at] += more
+            left -= more
+        needed = [n for n, m in enumerate(members) if self.problem.wishes.must(self.problem.sites[m].name)]
+        return shares, (left == 0) & (shares[needed] > 0).all(axis=0)
+
     def _greedy(self, members: tuple[int, ...], micro: int, most: Ints, where: Ints) -> tuple[Ints, Flags]:
         """Divide a micro-batch on some runs: each piece goes to the device that has it done first.
 
@@ -176,7 +201,8 @@ class Tables:
         left = np.full(len(where), micro - int(least.sum()))
         fits = (shares <= most).all(axis=0) & (left >= 0)
         everybody, cells = np.arange(len(members))[:, None], np.arange(len(where))
-        for block in sorted({max(micro // BLOCKS, 1), 1}, reverse=True):
+        blocks = BLOCKS if len(self.problem.sites) <= EXACT else COARSE_BLOCKS
+        for block in sorted({max(micro // blocks, 1), 1}, reverse=True):
             more = np.minimum(shares + block, micro)
             following = both[everybody, more, hi] - both[everybody, more, lo]
             following[shares + block > most] = np.inf
