@@ -9,10 +9,10 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 PYTEST := $(BIN)/pytest -n $(JOBS) --dist worksteal -q -rs
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint unit slow bench fmt docs clean
+.PHONY: help install demo test lint unit slow planner-check bench fmt docs layers clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 install: $(STAMP) ## make .venv with everything for development
 
@@ -50,18 +50,30 @@ slow: $(STAMP) ## longer tests: the paper's models, hundreds of random plans, a 
 	ASTEROID_EXAMPLES=300 ASTEROID_PLANS=20000 $(BIN)/pytest -q --timeout 1800 tests/equality/test_equality_property.py \
 	tests/property/test_schedule.py
 
+planner-check: $(STAMP) ## planners against an exhaustive search on 2000 random small clusters (a quarter of an hour)
+	$(BIN)/python -m bench.planner_check --instances 2000
+
 bench: $(STAMP) ## the benchmarks of bench/, one after the other
 	$(BIN)/python bench/overhead.py
 	$(BIN)/python bench/link.py
 	$(BIN)/python bench/supervisor.py
+	$(BIN)/python bench/comparison.py
+	$(BIN)/python -m bench.planning_time
 
 fmt: $(STAMP) ## format and sort
 	$(BIN)/ruff check --quiet --fix .
 	$(BIN)/ruff format --quiet .
 
-docs: $(STAMP) ## write docs/topics.md and broker_config/acl from the topic table
+SIMULATE := $(BIN)/asteroid simulate --quiet --batch 32
+docs: $(STAMP) ## write docs/topics.md and broker_config/acl from the topic table, and the pictures of docs/planning.md
 	$(BIN)/asteroid topics --docs docs/topics.md
 	$(BIN)/python -m asteroid_core.wire.acl > broker_config/acl
+	$(SIMULATE) -m resnet-50 -e B --mbit 1000 --planner asteroid --svg docs/pictures/hybrid.svg > /dev/null
+	$(SIMULATE) -m resnet-50 -e B --mbit 1000 --planner dapple --svg docs/pictures/dapple.svg > /dev/null
+	$(SIMULATE) -m bert-small -e A --mbit 100 --planner asteroid --svg docs/pictures/slow-links.svg > /dev/null
+
+layers: $(STAMP) ## export the paper's models again and write their layer profiles into the catalog
+	$(BIN)/python -m asteroid_coordinator.catalog.models --write
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist

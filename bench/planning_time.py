@@ -3,8 +3,8 @@
     python -m bench.planning_time [--repeats 3]
 
 Random clusters and models: devices of three speeds and two link speeds, layers of all sizes, memory from plenty to
-tight. Seconds are those of the processor (``process_time``) of the one thread that plans. The second table plans the same
-problems with other numbers of layers left in the dynamic program; a plan's round time is the simulator's.
+tight. Seconds are those of the processor (``process_time``) of the one thread that plans. The second table plans the
+same problems with fewer layers left in the dynamic program; a plan's round time is the simulator's.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def main() -> int:
     for edges in COARSE:
         for seed in range(arguments.repeats):
             given = cluster(50, 8, seed)
-            plan = search(given, round_time, replace(Effort.of(given), edges=min(edges, Effort.of(given).edges), fine=edges))
+            usual = Effort.of(given)
+            plan = search(given, round_time, replace(usual, edges=min(edges, usual.edges), fine=edges))
             if plan is None or plan.predicted_s is None:
                 raise SystemExit("no plan fits")
             rounds.setdefault(edges, []).append(plan.predicted_s)
