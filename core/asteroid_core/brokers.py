@@ -81,6 +81,11 @@ def has_rumqttd() -> bool:
     return importlib.util.find_spec("iotcore") is not None
 
 
+def mosquitto_config(host: str, port: int) -> str:
+    """Configuration of a mosquitto that anybody who reaches it may use."""
+    return _MOSQUITTO.format(host=host, port=port, user=getpass.getuser())
+
+
 def rumqttd_command(directory: Path, port: int) -> list[str]:
     """Write the embedded broker's configuration and return the command that runs it."""
     config = directory / "rumqttd.toml"
@@ -113,7 +118,7 @@ def start_broker(directory: Path, kind: Kind = "auto", port: int = 0) -> Iterato
     if kind == "mosquitto":
         assert mosquitto is not None
         config = directory / "mosquitto.conf"
-        config.write_text(_MOSQUITTO.format(host=HOST, port=port, user=getpass.getuser()))
+        config.write_text(mosquitto_config(HOST, port))
         command = [mosquitto, "-c", str(config)]
     else:
         command = rumqttd_command(directory, port)
