@@ -41,6 +41,9 @@ MAX_PIECES = 64
 QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 """A broker without TCP_NODELAY waits for our delayed TCP acknowledgement (40 ms) before it sends a small message, and
 credits are small; Linux sends the acknowledgement at once if asked after each read."""
+MOST_AT_ONCE = 64 << 10
+"""Within a message the thread is woken for so many bytes, or for the rest of it. On a slow link it would else be woken
+for each packet of the wire, which costs a small device more than everything that it then does with the bytes."""
 PROBABLE_LIMIT = 256 << 20
 """MQTT's own limit of a packet, where the broker names none."""
 
@@ -65,6 +68,9 @@ class BulkTransport:
         self._keepalive = float(broker.keepalive)
         self._buffer = memoryview(bytearray(RECEIVE_BUFFER))
         self._start = self._end = 0
+        self._lacks = 0
+        """Bytes that the message that has begun to arrive still lacks."""
+        self._low_water = 1
         self._out: deque[memoryview] = deque()
         self._out_bytes = 0
         self._pending: deque[Publication] = deque()
@@ -108,6 +114,7 @@ class BulkTransport:
         self._keepalive = float(properties.get(mqtt5.SERVER_KEEPALIVE, broker.keepalive))
         sock.setblocking(False)
         self._socket = sock
+        self._low_water = 1
         self._heard = self._spoke = time.monotonic()
         self._pinged = False
         self._resume()
@@ -206,8 +213,16 @@ class BulkTransport:
             self._pinged = False
             self._end += got
             self._parse()
+            self._wait_for_more(sock)
             if not isinstance(sock, ssl.SSLSocket) or not sock.pending():
                 return
+
+    def _wait_for_more(self, sock: socket.socket) -> None:
+        """Say how many bytes are worth waking for; a TLS record is a unit of its own."""
+        wanted = max(1, min(self._lacks, MOST_AT_ONCE))
+        if wanted != self._low_water and self._socket is not None and not isinstance(sock, ssl.SSLSocket):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
+            self._low_water = wanted
 
     def _parse(self) -> None:
         while self._socket is not None and (packet := self._next_packet()) is not None:
@@ -217,6 +232,7 @@ class BulkTransport:
         """Take a whole packet from the buffer, or make room for the rest of it."""
         start, end = self._start, self._end
         need = 2
+        self._lacks = 0
         if end - start >= 2:
             found = mqtt5.read_varint(self._buffer[:end], start + 1)
             if found is not None:
@@ -225,6 +241,7 @@ class BulkTransport:
                     self._start = at + length
                     return self._buffer[start], self._buffer[at : at + length]
                 need = at + length - start
+                self._lacks = need - (end - start)
                 if need > MAX_PACKET:
                     raise WireError("the broker sent a packet that is larger than we asked for")
         if start == end:
