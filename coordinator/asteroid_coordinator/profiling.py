@@ -13,7 +13,7 @@ import json
 import logging
 import queue
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from asteroid_coordinator.cluster.registry import Device, Registry
@@ -26,7 +26,7 @@ from asteroid_core.errors import InputError
 from asteroid_core.link.probe import LinkSpeed
 from asteroid_core.link.tensors import TensorLink
 from asteroid_core.plan import Frozen
-from asteroid_core.profile import DeviceProfile
+from asteroid_core.profile import DeviceProfile, LayerInfo
 from asteroid_core.spec import JobSpec
 from asteroid_core.wire.messages import Command, DataInfo, ProfilePart, WorkerStatus
 from asteroid_core.wire.tensor import Kind, Tag, Tensor
@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 DEVICES_S = 10.0
 """Time that devices have to appear before a job says that there are none."""
+RUN_LAYERS = 4
 SETTLE_S = 1.0
 """Time after the first device in which others may still appear."""
 SILENT_S = 120.0
@@ -342,12 +343,31 @@ def _bundle(spec: JobSpec, imports: Imports) -> bytes:
     for number in range(len(imports.model.layers)):
         program = imports.model.stage(number, number + 1).shape_only().to_bytes()
         layers.append(programs.setdefault(program, len(programs)))
-    return json.dumps(
-        {
-            "batches": batches(spec),
-            "layers": layers,
-            "optimizer": spec.optimizer.model_dump(),
-            "programs": [p.decode() for p in programs],
-        },
-        separators=(",", ":"),
-    ).encode()
+    bundle: dict[str, object] = {
+        "batches": batches(spec),
+        "layers": layers,
+        "optimizer": spec.optimizer.model_dump(),
+        "programs": [p.decode() for p in programs],
+    }
+    if len(layers) > 1:
+        lo, hi = cheapest_run(imports.model.layers)
+        bundle["run"] = {
+            "program": imports.model.stage(lo, hi).shape_only().to_bytes().decode(),
+            "lo": lo,
+            "hi": hi,
+        }
+    return json.dumps(bundle, separators=(",", ":")).encode()
+
+
+def cheapest_run(layers: Sequence[LayerInfo]) -> tuple[int, int]:
+    """The run of some layers that needs the least memory: a device that holds one layer should hold it too.
+
+    Measured as one beside the sum of its layers, it tells what running a layer apart costs.
+    """
+    length = min(RUN_LAYERS, len(layers))
+
+    def needs(lo: int) -> int:
+        return sum(4 * x.parameter_bytes + 32 * x.activation_bytes for x in layers[lo : lo + length])
+
+    lo = min(range(len(layers) - length + 1), key=needs)
+    return lo, lo + length

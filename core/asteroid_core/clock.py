@@ -19,3 +19,11 @@ class MonotonicClock:
     def now(self) -> float:
         """Seconds since some fixed moment."""
         return time.monotonic()
+
+
+class ProcessClock:
+    """Processor time of this process, all threads."""
+
+    def now(self) -> float:
+        """Seconds that its threads have computed."""
+        return time.process_time()

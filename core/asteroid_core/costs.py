@@ -31,16 +31,20 @@ class DeviceCost(Frozen):
         forward_s: forward of one micro-batch's share.
         backward_s: backward of one micro-batch's share.
         step_s: the optimizer step.
+        reduce_s: what a reduction computes: gradients to one vector, the addition, and back.
         bytes_per_s: speed of its link, each direction.
         message_s: fixed time of one tensor from or to it.
+        wire_s_per_byte: time by which a byte that it sends or receives holds up its computing.
     """
 
     device: str
     forward_s: float = Field(ge=0)
     backward_s: float = Field(ge=0)
     step_s: float = Field(default=0.0, ge=0)
+    reduce_s: float = Field(default=0.0, ge=0)
     bytes_per_s: float = Field(default=100e6, gt=0)
     message_s: float = Field(default=0.001, ge=0)
+    wire_s_per_byte: float = Field(default=0.0, ge=0)
 
 
 class FeedCost(Frozen):

@@ -87,6 +87,8 @@ class DeviceProfile(Frozen):
         runtime_mb: resident memory of a worker without a stage.
         bytes_per_s: through the broker and back.
         message_s: one small tensor through the broker and back.
+        wire_s_per_byte: time by which a byte sent or received holds up computing (the link's thread needs a core too).
+        reduce_s_per_byte: time that a byte of a reduced gradient takes to be made a vector, added and put back.
     """
 
     device: str
@@ -95,6 +97,8 @@ class DeviceProfile(Frozen):
     runtime_mb: float = 0.0
     bytes_per_s: float = Field(default=100e6, gt=0)
     message_s: float = Field(default=0.001, ge=0)
+    wire_s_per_byte: float = Field(default=0.0, ge=0)
+    reduce_s_per_byte: float = Field(default=0.0, ge=0)
 
     def to_text(self) -> str:
         """Return the profile as JSON text; long ones travel in parts."""

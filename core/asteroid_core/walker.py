@@ -29,6 +29,11 @@ class ScheduleWalker:
         return not self._todo and self._busy is None
 
     @property
+    def busy(self) -> bool:
+        """Whether a computation runs."""
+        return self._busy is not None
+
+    @property
     def waiting_for(self) -> Instruction | None:
         """The instruction that holds the device up, if any."""
         return self._busy or (self._todo[-1] if self._todo else None)

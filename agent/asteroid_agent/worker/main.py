@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from asteroid_agent.logs import setup_logging
 from asteroid_agent.worker.config import Mode, WorkerConfig
-from asteroid_core.clock import MonotonicClock
+from asteroid_core.clock import MonotonicClock, ProcessClock
 from asteroid_core.errors import AsteroidError, BrokerError
 from asteroid_core.link.base import Broker, Connected, Disconnected, Message, Refused, Subscription, Will
 from asteroid_core.link.tensors import TensorLink, open_tensors
@@ -136,7 +136,7 @@ def _profile(config: WorkerConfig, shell: Shell) -> None:
 
     shell.link.set_generation(1)
     shell.tell("loading", 1, "")
-    text = profile_device(config, shell.link, shell, MonotonicClock(), _resident_mb).to_text()
+    text = profile_device(config, shell.link, shell, MonotonicClock(), ProcessClock(), _resident_mb).to_text()
     pieces = [text[i : i + PART_CHARS] for i in range(0, len(text), PART_CHARS)]
     for number, piece in enumerate(pieces):
         part = ProfilePart(agent=config.agent, model=config.model, part=number, parts=len(pieces), text=piece)

@@ -24,6 +24,7 @@ from asteroid_core.link.probe import ASK_TOGETHER, LinkSpeed, alone, together
 from asteroid_core.profile import DeviceProfile, LayerTimes
 from asteroid_core.program import StageProgram
 from asteroid_core.randomness import example_inputs, example_state, example_targets
+from asteroid_core.reduce import add_in_order
 from asteroid_core.spec import OptimizerSpec
 from asteroid_core.wire.tensor import Kind, Tag, Tensor
 
@@ -34,18 +35,30 @@ WINDOW_S = 0.03
 """Seconds over which a layer at one batch size is measured at least: its mean time then counts what a quota, a governor
 or other work on the device takes away, which a median of single runs does not see."""
 MOST_REPEATS = 50
+REDUCED_BYTES = 4 << 20
+LEAST = 0.2
+"""Part of a layer's measured time that is left to it at least."""
 LAYER_S = 1.0
 """Seconds after which one layer at one batch size is not repeated any more."""
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """What the coordinator sends: programs, which layer has which, batch sizes, optimizer."""
+    """What the coordinator sends: programs, which layer has which, batch sizes, optimizer.
+
+    Attributes:
+        programs: each different one once.
+        layers: the program of each layer.
+        batches: batch sizes to measure.
+        optimizer: of the job.
+        run: program of a run of layers, and the first one and one past the last; None: there is only one layer.
+    """
 
     programs: tuple[StageProgram, ...]
     layers: tuple[int, ...]
     batches: tuple[int, ...]
     optimizer: OptimizerSpec
+    run: tuple[StageProgram, int, int] | None = None
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Bundle:
@@ -59,11 +72,16 @@ class Bundle:
             programs = tuple(StageProgram.from_bytes(text.encode()) for text in raw["programs"])
             layers, batches = tuple(map(int, raw["layers"])), tuple(map(int, raw["batches"]))
             optimizer = OptimizerSpec.model_validate(raw["optimizer"])
+            run = raw.get("run")
+            if run is not None:
+                run = (StageProgram.from_bytes(run["program"].encode()), int(run["lo"]), int(run["hi"]))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ProgramError(f"The layers to measure cannot be read: {error}.", "Upgrade the older side.") from None
         if not layers or not batches or not all(0 <= i < len(programs) for i in layers) or min(batches) < 1:
             raise ProgramError("The layers to measure name programs or batch sizes that do not exist.")
-        return cls(programs, layers, batches, optimizer)
+        if run is not None and not 0 <= run[1] < run[2] - 1 < len(layers):
+            raise ProgramError("The layers to measure name a run of layers that does not exist.")
+        return cls(programs, layers, batches, optimizer, run)
 
 
 def measure(
@@ -75,7 +93,40 @@ def measure(
         backend = open_backend("torch", program, example_state(program), bundle.optimizer, threads)
         times.append(_measure(backend, program, bundle.batches, clock))
         progress(number + 1, len(bundle.programs))
-    return tuple(times[i] for i in bundle.layers)
+    layers = tuple(times[i] for i in bundle.layers)
+    if bundle.run is None:
+        return layers
+    program, lo, hi = bundle.run
+    backend = open_backend("torch", program, example_state(program), bundle.optimizer, threads)
+    return without_overhead(layers, _measure(backend, program, bundle.batches, clock), lo, hi)
+
+
+def without_overhead(layers: Sequence[LayerTimes], run: LayerTimes, lo: int, hi: int) -> tuple[LayerTimes, ...]:
+    """Take from each layer what being run apart costs it, as a run of several shows.
+
+    Args:
+        layers: all, measured one by one.
+        run: layers ``[lo, hi)`` measured as one.
+        lo: its first layer.
+        hi: one past its last.
+    """
+
+    def less(sums: Sequence[Sequence[float]], whole: Sequence[float]) -> list[float]:
+        """Seconds too much of one layer, at each batch size."""
+        joints = hi - lo - 1
+        return [max(sum(one[i] for one in sums) - whole[i], 0.0) / joints for i in range(len(whole))]
+
+    forward = less([t.forward_s for t in layers[lo:hi]], run.forward_s)
+    backward = less([t.backward_s for t in layers[lo:hi]], run.backward_s)
+    return tuple(
+        times.model_copy(
+            update={
+                "forward_s": tuple(max(s - o, s * LEAST) for s, o in zip(times.forward_s, forward, strict=True)),
+                "backward_s": tuple(max(s - o, s * LEAST) for s, o in zip(times.backward_s, backward, strict=True)),
+            }
+        )
+        for times in layers
+    )
 
 
 def _measure(backend: Backend, program: StageProgram, batches: Sequence[int], clock: Clock) -> LayerTimes:
@@ -113,6 +164,19 @@ def _mean(run: Callable[[], tuple[float, float]], clock: Clock) -> tuple[float, 
             return forward / count, backward / count
 
 
+def _reduction(clock: Clock) -> float:
+    """Seconds that a byte of a gradient takes on its way through a reduction, the wire apart: what ``runner`` does."""
+    parts = [np.ones(REDUCED_BYTES // 16, np.float32) for _ in range(4)]
+    begin, count = clock.now(), 0
+    while count < REPEATS or clock.now() - begin < WINDOW_S:
+        vector = np.concatenate([np.concatenate(parts), parts[0][:1]])  # gradients, and the statistics behind them
+        middle = len(vector) // 2
+        half = add_in_order([vector[:middle], vector[middle : 2 * middle]])
+        np.array(np.concatenate([half, half]))
+        count += 1
+    return (clock.now() - begin) / (count * REDUCED_BYTES)
+
+
 def _once(backend: Backend, program: StageProgram, size: int, clock: Clock) -> tuple[float, float]:
     keys = SampleKeys(0, np.zeros(size, np.int64), np.arange(size))
     inputs = example_inputs(program, size)
@@ -134,7 +198,12 @@ def _once(backend: Backend, program: StageProgram, size: int, clock: Clock) -> t
 
 
 def profile_device(
-    config: WorkerConfig, link: TensorPort, shell: WorkerShell, clock: Clock, resident_mb: Callable[[], float]
+    config: WorkerConfig,
+    link: TensorPort,
+    shell: WorkerShell,
+    clock: Clock,
+    cpu: Clock,
+    resident_mb: Callable[[], float],
 ) -> DeviceProfile:
     """Do as the coordinator asks: measure the link, alone and with the others, then the layers; return the profile.
 
@@ -163,14 +232,17 @@ def profile_device(
         if asked == ASK_TOGETHER:
             answer = [together(link, config.agent, 1, clock, poll), 0.0]
         else:
-            speed = alone(link, config.agent, 1, clock, poll)
+            speed = alone(link, config.agent, 1, clock, poll, cpu)
             answer = [speed.bytes_per_s, speed.message_s]
         link.send(COORDINATOR, Tag(Kind.PROBE, 1, micro=asked), Tensor.of_numpy(np.array(answer)))
+    begin, used = clock.now(), cpu.now()
     layers = measure(bundle, config.cores, clock, lambda done, total: log.debug("measured %d of %d", done, total))
+    # How long a second of processor time takes where all that is lent computes: the link's thread takes from that.
+    stretch = (clock.now() - begin) / max(cpu.now() - used, 1e-6)
     # Afterwards: the engine is loaded and has run, and the layers' weights are gone again.
     runtime_mb = resident_mb()
     if speed is None:
-        speed = alone(link, config.agent, 1, clock, lambda: shell.messages(0.0))
+        speed = alone(link, config.agent, 1, clock, lambda: shell.messages(0.0), cpu)
     return DeviceProfile(
         device=config.agent,
         backend="torch",
@@ -178,4 +250,6 @@ def profile_device(
         runtime_mb=runtime_mb,
         bytes_per_s=speed.bytes_per_s,
         message_s=speed.message_s,
+        wire_s_per_byte=speed.cpu_s_per_byte * stretch,
+        reduce_s_per_byte=_reduction(clock),
     )

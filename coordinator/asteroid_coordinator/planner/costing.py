@@ -11,6 +11,7 @@ def costs_of(plan: Plan, problem: Problem) -> Costs:
     """Return the measured cost of every piece of a round of this plan."""
     devices, reduce_bytes = [], []
     for stage in plan.stages:
+        reduced = problem.sums.trainable(stage.lo, stage.hi) if len(stage.shares) > 1 else 0
         for share in stage.shares:
             site = problem.site[share.device]
             forward, backward = problem.compute(site, stage.lo, stage.hi, share.samples)
@@ -22,6 +23,8 @@ def costs_of(plan: Plan, problem: Problem) -> Costs:
                     step_s=problem.step(site, stage.lo, stage.hi),
                     bytes_per_s=site.profile.bytes_per_s,
                     message_s=site.profile.message_s,
+                    reduce_s=reduced * site.profile.reduce_s_per_byte,
+                    wire_s_per_byte=site.profile.wire_s_per_byte,
                 )
             )
         reduce_bytes.append(problem.sums.trainable(stage.lo, stage.hi))

@@ -5,6 +5,8 @@ takes its sender's link, the broker's own (both ways, shared by all) and its rec
 only when it has all of it. On a direct network it takes the sender's and the receiver's link alone, and a multicast
 leaves the sender once for each receiver. Behind a busy link a tensor queues in the order in which its first byte comes.
 
+A link's thread needs the core that computes: what a device sends or receives while it computes makes that longer.
+
 Samples for the next round travel while this one is computed: they take their part of the links, and a round cannot be
 shorter than they need.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import replace
 
 from asteroid_coordinator.simulator.trace import Span, Trace, Transfer
 from asteroid_core.costs import Costs
@@ -95,6 +98,11 @@ class _World:
         if costs.feed is not None:
             owner = costs.feed.device
             self.feeder = 2 * index[owner] if owner in index else self.coordinator
+        self.wire = [cost.wire_s_per_byte for cost in self.of]
+        self.wired = [0.0] * count
+        """Until when the thread of each device's link has work."""
+        self.owed = [0.0] * count
+        """Work of that thread that has come while the device computes."""
         self.missing: dict[tuple[int, Op, int | None], int] = {}
         self.votes = count
         self.vote_s = 0.0
@@ -123,6 +131,9 @@ class _World:
                 self.hop(what, now)  # type: ignore[arg-type]
                 continue
             if kind == _DONE:
+                if self.owed[device]:
+                    self.overtime(device, what, now)  # type: ignore[arg-type]
+                    continue
                 walkers[device].done(what)  # type: ignore[arg-type]
             elif not self.arrive(what, device):  # type: ignore[arg-type]
                 continue
@@ -167,18 +178,39 @@ class _World:
             elif op is Op.SEND_SHARD or op is Op.SEND_SUM:
                 self.reduce(device, item, now)
             elif op is Op.REDUCE:
-                self.compute(device, item, now, 0.0)
+                self.compute(device, item, now, 0.0 if item.number else cost.reduce_s)
             elif op is Op.STEP:
                 self.compute(device, item, now, cost.step_s)
             elif op is Op.VOTE:
                 self.vote(device, now)
 
     def compute(self, device: int, item: Instruction, now: float, seconds: float) -> None:
-        end = now + seconds
+        end = now + seconds + max(self.wired[device] - now, 0.0)
+        self.wired[device] = now
         self.last = max(self.last, end)
         if self.record:
             self.spans.append(Span(self.names[device], item, now, end))
         self.push(end, _DONE, item, device)
+
+    def overtime(self, device: int, item: Instruction, now: float) -> None:
+        """A computation ends later by what its link's thread had to do meanwhile."""
+        end = now + self.owed[device]
+        self.owed[device] = 0.0
+        self.last = max(self.last, end)
+        if self.record:
+            for number in range(len(self.spans) - 1, -1, -1):
+                if self.spans[number].device == self.names[device]:
+                    self.spans[number] = replace(self.spans[number], end=end)
+                    break
+        self.push(end, _DONE, item, device)
+
+    def handles(self, device: int, size: float, now: float) -> None:
+        """The thread of a device's link has bytes to move from now on."""
+        seconds = size * self.wire[device]
+        if seconds and self.walkers[device].busy:
+            self.owed[device] += seconds
+        elif seconds:
+            self.wired[device] = max(self.wired[device], now) + seconds
 
     def reduce(self, device: int, item: Instruction, now: float) -> None:
         """A shard goes to each other member apart; sums go up once, and the broker multiplies them."""
@@ -222,6 +254,7 @@ class _World:
             self.hop(_Move(path, size * self.samples[device], -1, device, item, None, 0), now)
 
     def send(self, source: int, target: int, item: Instruction, size: float, op: Op, parts: int, now: float) -> None:
+        self.handles(source, size, now)
         path = (2 * source, *self.through, 2 * target + 1)
         self.hop(_Move(path, size, source, target, item, op, parts), now)
 
@@ -229,6 +262,7 @@ class _World:
         self, source: int, targets: Sequence[int], item: Instruction, size: float, op: Op, now: float
     ) -> None:
         """Up once; then the broker sends it down once for each receiver."""
+        self.handles(source, size, now)
         whole = _Move((2 * source, *self.through[:1]), size, source, source, item, None, 0)
         self.hop(whole, now)
         start = whole.sent + min(size, self.chunk) / self.rate[2 * source]
@@ -251,6 +285,8 @@ class _World:
                 move.sent = start
             move.end = max(move.end, start + seconds)
             if at == last:
+                if move.op is not None:
+                    self.handles(move.target, size, start)
                 break
             at += 1
             if at - 1 == self.store and self.chunk and move.op is not None:

@@ -53,17 +53,29 @@ class LinkSpeed(Frozen):
     Attributes:
         bytes_per_s: of its link.
         message_s: one small tensor.
+        cpu_s_per_byte: processor time of sending or receiving a byte.
     """
 
     bytes_per_s: float = Field(gt=0)
     message_s: float = Field(ge=0)
+    cpu_s_per_byte: float = Field(default=0.0, ge=0)
 
 
-def alone(link: ProbePort, me: str, generation: int, clock: Clock, poll: Callable[[], object]) -> LinkSpeed:
+def alone(
+    link: ProbePort, me: str, generation: int, clock: Clock, poll: Callable[[], object], cpu: Clock | None = None
+) -> LinkSpeed:
     """Measure the link while nobody else uses it.
 
     A broker passes a chunk on only when it has all of it, so a tensor takes one chunk longer than its bytes; the
     difference between a long and a short one does not.
+
+    Args:
+        link: to measure.
+        me: this device.
+        generation: of the tensors.
+        clock: the time.
+        poll: called while waiting.
+        cpu: processor time of this process; None: not measured.
     """
     small = Tensor.of_numpy(np.zeros(16, np.float32))
     short = Tensor.of_numpy(np.zeros(SHORT_BYTES, np.uint8))
@@ -81,16 +93,19 @@ def alone(link: ProbePort, me: str, generation: int, clock: Clock, poll: Callabl
                 return clock.now() - begin
 
     message_s = sorted(trip(small) for _ in range(SMALL_COUNT))[SMALL_COUNT // 2]
-    begin = clock.now()
+    begin, used = clock.now(), cpu.now() if cpu is not None else 0.0
     shorts: list[float] = []
     longs: list[float] = []
     while len(longs) < COUNT and (not longs or clock.now() - begin < BUDGET_S):
         shorts.append(trip(short))
         longs.append(trip(long))
+    spent = 0.0
+    if cpu is not None:  # every byte goes up and comes down
+        spent = max(cpu.now() - used, 0.0) / (2 * len(longs) * (SHORT_BYTES + LONG_BYTES))
     more = sorted(longs)[len(longs) // 2] - sorted(shorts)[len(shorts) // 2]
-    if more <= 0:  # faster than the clock and the scheduler can tell apart
-        return LinkSpeed(bytes_per_s=LONG_BYTES / max(min(longs), 1e-6), message_s=message_s)
-    return LinkSpeed(bytes_per_s=(LONG_BYTES - SHORT_BYTES) / more, message_s=message_s)
+    # One that is faster than the clock and the scheduler can tell apart has no difference.
+    speed = (LONG_BYTES - SHORT_BYTES) / more if more > 0 else LONG_BYTES / max(min(longs), 1e-6)
+    return LinkSpeed(bytes_per_s=speed, message_s=message_s, cpu_s_per_byte=spent)
 
 
 def together(link: ProbePort, me: str, generation: int, clock: Clock, poll: Callable[[], object]) -> float:
