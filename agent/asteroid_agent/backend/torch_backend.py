@@ -208,8 +208,8 @@ class TorchBackend:
         return vector
 
     def set_gradient(self, group: int | str, vector: Vector) -> None:
-        """Replace the gradients of a reduction group."""
-        values = torch.from_numpy(np.array(vector)).to(self._device)
+        """Replace the gradients of a reduction group; on a processor they are views of the vector from now on."""
+        values = torch.from_numpy(vector).to(self._device)
         at = 0
         for param in self._group(group):
             param.grad = values[at : at + param.numel()].view_as(param)

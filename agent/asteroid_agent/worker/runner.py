@@ -271,7 +271,8 @@ class StageRunner:
         for member, piece, (lo, hi) in zip(members, pieces, slices(len(vector), len(members)), strict=True):
             if piece.shape != (hi - lo,) or piece.dtype != vector.dtype:
                 raise WireError(f"{member} sent a gradient sum of {piece.shape} {piece.dtype}, expected {(hi - lo,)}.")
-        total = np.concatenate(pieces)
+        # Who sent a sum has had my slice of it: nobody reads the vector any more, and its memory is there already.
+        total = np.concatenate(pieces, out=vector)
         if group == 0:
             count = len(total) - self._backend.statistics().size
             self._backend.set_statistics(total[count:])
