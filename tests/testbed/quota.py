@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
 PERIOD_US = 5_000
-"""Short, so that being throttled averages out over the time of a layer."""
+"""Short, so that being throttled averages out over the time of a layer; longer where a quota were below ``LEAST_US``."""
+LEAST_US = 1_000
+"""The smallest quota that the kernel takes."""
 REMOVE_S = 5.0
 
 
@@ -24,8 +27,9 @@ class Quota:
         self.directories: list[Path] = []
         if cpu is not None:
             group = self._make("cpu", name)
-            (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-            (group / "cpu.cfs_quota_us").write_text(str(max(int(cpu * PERIOD_US), 1000)))
+            period = max(PERIOD_US, math.ceil(LEAST_US / cpu))
+            (group / "cpu.cfs_period_us").write_text(str(period))
+            (group / "cpu.cfs_quota_us").write_text(str(max(round(cpu * period), LEAST_US)))
         if memory_mb is not None:
             group = self._make("memory", name)
             (group / "memory.limit_in_bytes").write_text(str(memory_mb * 1_000_000))
