@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
 PERIOD_US = 5_000
-"""Short, so that being throttled averages out over the time of a layer; longer where a quota were below ``LEAST_US``."""
+"""Short, so that being throttled averages out over the time of a layer; longer where ``LEAST_US`` would be more."""
 LEAST_US = 1_000
 """The smallest quota that the kernel takes."""
 REMOVE_S = 5.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from random import Random
 from xml.etree import ElementTree
@@ -125,6 +126,41 @@ def test_a_round_cannot_be_shorter_than_its_samples_need() -> None:
     assert simulate(plan, slow).round_s == pytest.approx(16 * 250 / 100)
     own = quick.model_copy(update={"feed": FeedCost(sample_bytes=1e9, device="a")})
     assert simulate(plan, own).round_s == pytest.approx((4 + 1) * 3.0)  # the data lies on the first stage's device
+
+
+def _with(costs: Costs, **changes: float) -> Costs:
+    return costs.model_copy(update={"devices": tuple(d.model_copy(update=changes) for d in costs.devices)})
+
+
+def test_bytes_on_the_wire_hold_up_what_computes_meanwhile() -> None:
+    plan = _line(2, 4)
+    costs = _costs(plan, activation_bytes=(250,), gradient_bytes=(250,), bytes_per_s=1e9)
+    free, held = simulate(plan, costs), simulate(plan, _with(costs, wire_s_per_byte=1e-4))
+    # Each device sends or receives 2 x 4 x 1000 bytes, 0.1 s each; all of them while it computes or before it does.
+    assert free.round_s + 0.799 <= held.round_s <= free.round_s + 2 * 0.8
+    assert simulate(plan, _with(costs, wire_s_per_byte=1e-4), record=False).round_s == held.round_s
+    for device in plan.devices:
+        spans = [span for span in held.spans if span.device == device and span.end > span.start]
+        assert all(a.end <= b.start + 1e-9 for a, b in itertools.pairwise(spans))
+
+
+def test_a_computation_is_as_much_longer_as_what_comes_while_it_runs() -> None:
+    plan = _line(2, 2)
+    costs = _costs(plan, 10.0, 10.0, activation_bytes=(250,), gradient_bytes=(0,), bytes_per_s=1e9)
+    trace = simulate(plan, _with(costs, wire_s_per_byte=1e-3))
+    forwards = [s.end - s.start for s in trace.spans if s.device == "b" and s.item.op.value == "F"]
+    first = [s for s in trace.spans if s.device == "a" and s.item.op.value == "F"]
+    # b takes 1 s to read what it begins with; the second micro-batch comes while it goes back through the first.
+    assert forwards == pytest.approx([11.0, 10.0])
+    # a sends the first while it computes the second
+    assert [s.end - s.start for s in first] == pytest.approx([10.0, 11.0])
+
+
+def test_a_reduction_computes() -> None:
+    stage = Stage(lo=0, hi=1, shares=(Share(device="a", samples=2), Share(device="b", samples=2)), warm_up=1)
+    plan = Plan(generation=1, stages=(stage,), micro_size=4, micro_count=3)
+    costs = _costs(plan, reduce_bytes=(1000,), bytes_per_s=1000.0)
+    assert simulate(plan, _with(costs, reduce_s=2.0)).round_s == pytest.approx(simulate(plan, costs).round_s + 2.0)
 
 
 def test_no_random_plan_gets_stuck_and_k_is_kept() -> None:
