@@ -129,7 +129,8 @@ def test_a_round_cannot_be_shorter_than_its_samples_need() -> None:
 
 
 def _with(costs: Costs, **changes: float) -> Costs:
-    return costs.model_copy(update={"devices": tuple(d.model_copy(update=changes) for d in costs.devices)})
+    devices = tuple(device.model_copy(update=changes) for device in costs.devices)
+    return Costs.model_validate({**costs.model_dump(), "devices": devices})  # a copy would keep what is cached
 
 
 def test_bytes_on_the_wire_hold_up_what_computes_meanwhile() -> None:
