@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 PYTEST := $(BIN)/pytest -n $(JOBS) --dist worksteal -q -rs
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint unit slow planner-check bench fmt docs layers clean
+.PHONY: help install demo test lint unit slow planner-check predicted bench fmt docs layers clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -52,6 +52,9 @@ slow: $(STAMP) ## longer tests: the paper's models, hundreds of random plans, a 
 
 planner-check: $(STAMP) ## planners against an exhaustive search on 2000 random small clusters (a quarter of an hour)
 	$(BIN)/python -m bench.planner_check --instances 2000
+
+predicted: $(STAMP) ## predicted beside measured rounds on emulated clusters (root, two hours)
+	$(BIN)/python -m bench.predicted
 
 bench: $(STAMP) ## the benchmarks of bench/, one after the other
 	$(BIN)/python bench/overhead.py
