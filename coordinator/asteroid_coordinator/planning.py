@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from asteroid_coordinator.cluster.registry import Device
-from asteroid_coordinator.planner import Outcome, make_plan
+from asteroid_coordinator.job.state import Way
+from asteroid_coordinator.planner import Outcome, make_plan, round_time
+from asteroid_coordinator.planner.costing import costs_of, memory_of
 from asteroid_coordinator.planner.fixed import named
 from asteroid_coordinator.planner.problem import Problem, Site, Tied, Wishes
+from asteroid_coordinator.planner.replay import regroup, replay
+from asteroid_coordinator.replication import KEPT, replicate
 from asteroid_core.costs import FeedCost, Network
 from asteroid_core.data.source import Field
-from asteroid_core.errors import InputError
+from asteroid_core.errors import InputError, PlanError
 from asteroid_core.ids import COORDINATOR
+from asteroid_core.plan import Plan
 from asteroid_core.profile import DeviceProfile
-from asteroid_core.spec import JobSpec
+from asteroid_core.spec import JobSpec, ReplicationSpec
 
 if TYPE_CHECKING:
     from asteroid_coordinator.importing import Imports
@@ -34,14 +40,35 @@ def micro_sizes(spec: JobSpec) -> tuple[int, ...]:
     return tuple(size for size in range(min(batch, LARGEST_MICRO), 0, -1) if batch % size == 0)
 
 
+@dataclass(frozen=True)
+class PlannedJob:
+    """A plan, who keeps copies, and how it was found.
+
+    Attributes:
+        outcome: the plan with backups, its costs and memory.
+        snapshot_every: rounds between snapshots; 0: only checkpoints.
+        way: how it was made.
+        note: what a person should know; empty if all is well.
+    """
+
+    outcome: Outcome
+    snapshot_every: int
+    way: Way
+    note: str = ""
+
+
 def plan_job(
     spec: JobSpec,
     imports: Imports,
     profiles: Mapping[str, DeviceProfile],
     devices: Mapping[str, Device],
     generation: int,
-) -> Outcome:
+    way: Way = "full",
+    old: Plan | None = None,
+) -> PlannedJob:
     """Plan a job over the devices that are there.
+
+    Memory for two snapshots of each stage is set aside; where nothing fits with it, checkpoints must do.
 
     Args:
         spec: the job.
@@ -49,6 +76,8 @@ def plan_job(
         profiles: measured profile of each device.
         devices: what the devices lend, by the same names.
         generation: of the plan.
+        way: how to plan; a way that leads nowhere gives way to the next one.
+        old: the last plan, for the ways that change it.
 
     Raises:
         InputError: a plan by hand that cannot be used, or too few devices for the wanted stages.
@@ -86,8 +115,42 @@ def plan_job(
         tied={name: Tied(layers, imports.model.size_of(name)) for name, layers in imports.model.ties.items()},
         network=Network(hub_bytes_per_s=imports.hub_bytes_per_s),
         feed=_feed(imports, owner),
+        snapshots=KEPT if spec.replication.every != 0 else 1,
     )
-    return make_plan(problem, generation, spec.plan.planner, fixed)
+
+    def make(problem: Problem) -> PlannedJob:
+        plan, used = _lighter(problem, way, old, generation)
+        if plan is None:
+            made = make_plan(problem, generation, spec.plan.planner, fixed)
+        else:
+            made = Outcome(plan, costs_of(plan, problem), memory_of(plan, problem))
+        kept = replicate(problem, made.plan, spec.replication if problem.snapshots > 1 else _OFF)
+        return PlannedJob(replace(made, plan=kept.plan), kept.every, used, kept.note)
+
+    try:
+        return make(problem)
+    except PlanError:
+        if problem.snapshots == 1:
+            raise
+    slim = make(replace(problem, snapshots=1))
+    note = "there is no memory for snapshots on the devices: a loss goes back to the last checkpoint"
+    return replace(slim, note=note)
+
+
+_OFF = ReplicationSpec(every=0)
+
+
+def _lighter(problem: Problem, way: Way, old: Plan | None, generation: int) -> tuple[Plan | None, Way]:
+    """The least change of the old plan that does without the lost devices; None: plan anew."""
+    if old is None or way == "full":
+        return None, "full"
+    plan = regroup(problem, old, round_time) if way == "regroup" else None
+    used: Way = "regroup"
+    if plan is None:
+        plan, used = replay(problem, old, round_time), "replay"
+    if plan is None:
+        return None, "full"
+    return plan.model_copy(update={"generation": generation}), used
 
 
 def _feed(imports: Imports, owner: str) -> FeedCost:

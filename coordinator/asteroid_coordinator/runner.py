@@ -6,19 +6,13 @@ only puts events into ``inbox``.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import queue
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import numpy as np
-import numpy.typing as npt
-from safetensors.numpy import load as load_safetensors
-from safetensors.numpy import save as save_safetensors
 
 from asteroid_coordinator import checkpoint
 from asteroid_coordinator.cluster.registry import Registry
@@ -28,13 +22,17 @@ from asteroid_coordinator.job.state import (
     ENDED,
     Broken,
     Checkpointed,
+    CheckpointFailed,
     Effect,
     Export,
     Feed,
+    Halt,
+    Halted,
     Import,
     Imported,
     Job,
     JobEvent,
+    Kept,
     Late,
     MakePlan,
     Mode,
@@ -45,7 +43,6 @@ from asteroid_coordinator.job.state import (
     Release,
     RoundDone,
     Say,
-    SendProgram,
     StopAsked,
     StopFeed,
     Submitted,
@@ -55,22 +52,25 @@ from asteroid_coordinator.narrator import Narrator
 from asteroid_coordinator.planning import plan_job
 from asteroid_coordinator.profiling import Profiler
 from asteroid_coordinator.scoreboard import Scoreboard
+from asteroid_coordinator.stock import Question, StatePart, Stock, asked
 from asteroid_core.errors import AsteroidError, InputError
 from asteroid_core.feeding import Feeder
+from asteroid_core.held import Held
 from asteroid_core.ids import COORDINATOR
 from asteroid_core.link.tensors import TensorLink
-from asteroid_core.plan import Plan
 from asteroid_core.rounds import passes
 from asteroid_core.spec import JobSpec
 from asteroid_core.wire.messages import (
     Assignment,
     Command,
     DeviceMemory,
+    JobPhase,
     JobSpecMessage,
     PlanSummary,
     Report,
 )
-from asteroid_core.wire.tensor import Kind, Tag, Tensor
+from asteroid_core.wire.safe import Array, unpack
+from asteroid_core.wire.tensor import ANSWER, Kind
 
 if TYPE_CHECKING:
     from asteroid_coordinator.importing import Imports
@@ -81,17 +81,8 @@ log = logging.getLogger(__name__)
 READY_S = 120.0
 """Time that workers have to load their stage and pass the known-answer test."""
 
-Arrays = Mapping[str, npt.NDArray[np.generic]]
-
-
-@dataclass(frozen=True)
-class StatePart:
-    """A stage's state, as its leader sent it."""
-
-    source: str
-    generation: int
-    rounds: int
-    data: bytes
+HALT_S = 10.0
+"""Time that workers have to say how far they are, beside a few predicted rounds."""
 
 
 @dataclass(frozen=True)
@@ -109,21 +100,13 @@ class Shell:
     inspector: Callable[[], Inspector]
 
 
-@dataclass
-class _Programs:
-    """What the workers of one generation are sent."""
-
-    program: dict[int, bytes] = field(default_factory=dict)
-    state: dict[int, bytes] = field(default_factory=dict)
-
-
 class JobRunner(threading.Thread):
     """Runs one job from submission to its end."""
 
     def __init__(self, spec: JobSpec, mode: Mode, shell: Shell, generation: int = 0, resume: bool = False) -> None:
         super().__init__(name=f"job-{spec.name}", daemon=True)
         self.spec, self._shell = spec, shell
-        self.inbox: queue.Queue[JobEvent | StatePart | Report] = queue.Queue()
+        self.inbox: queue.Queue[JobEvent | StatePart | Question | Report] = queue.Queue()
         self.job = Job(name=spec.name)
         self.narrator = Narrator(spec.name, shell.store, shell.publish)
         self._checkpoints = checkpoint.Checkpoints(shell.directory / "jobs" / spec.name, keep=spec.checkpoint.keep)
@@ -131,15 +114,16 @@ class JobRunner(threading.Thread):
         self._link: TensorLink | None = None
         self._receiver: threading.Thread | None = None
         self._feeder: Feeder | None = None
-        self._sent = _Programs()
-        self._parts: dict[int, dict[int, bytes]] = {}
+        self._stock = Stock()
+        self._snapshot_every = 0
+        self._parts: dict[int, dict[int, memoryview]] = {}
         self._score: Scoreboard | None = None
-        self._state: dict[str, npt.NDArray[np.generic]] = {}
+        self._writing = threading.Lock()
         self._ended = threading.Event()
         self._cancelled = threading.Event()
         latest = self._checkpoints.latest() if resume else None
-        durable = latest.rounds if latest is not None else 0
-        self.inbox.put(Submitted(mode, durable, generation))
+        saved = latest.rounds if latest is not None else 0
+        self.inbox.put(Submitted(mode, saved, generation, heavy=spec.replication.recovery == "heavy"))
 
     @property
     def ended(self) -> bool:
@@ -165,9 +149,9 @@ class JobRunner(threading.Thread):
             self._close()
             self._ended.set()
 
-    def _take(self, item: JobEvent | StatePart | Report) -> None:
-        if isinstance(item, StatePart):
-            self._keep_part(item)
+    def _take(self, item: JobEvent | StatePart | Question | Report) -> None:
+        if isinstance(item, StatePart | Question):
+            self._guard(lambda: self._exchange(item))
             return
         if isinstance(item, Report):
             for event in self._translate(item):
@@ -179,18 +163,24 @@ class JobRunner(threading.Thread):
         before = self.job.phase
         self.job, effects = decide(self.job, event)
         for effect in effects:
-            try:
-                self._perform(effect)
-            except AsteroidError as error:
-                self.inbox.put(Broken(error.what, error.remedy, error.exit_code))
-                break
-            except Exception as error:  # the job ends with its sentence; the service and other jobs go on
-                log.exception("job %s", self.spec.name)
-                self.inbox.put(Broken(f"{type(error).__name__}: {error}", "This is a bug; please report the log."))
+            if not self._guard(lambda effect=effect: self._perform(effect)):  # type: ignore[misc]
                 break
         if before not in ENDED and self.job.phase in ENDED:
             self._drop_assignments()
         self.narrator.tell_state(self.job)
+
+    def _guard(self, do: Callable[[], None]) -> bool:
+        """Do something; what goes wrong ends the job with its sentence, the service and other jobs go on."""
+        try:
+            do()
+        except AsteroidError as error:
+            self.inbox.put(Broken(error.what, error.remedy, error.exit_code))
+        except Exception as error:
+            log.exception("job %s", self.spec.name)
+            self.inbox.put(Broken(f"{type(error).__name__}: {error}", "This is a bug; please report the log."))
+        else:
+            return True
+        return False
 
     def _translate(self, report: Report) -> list[JobEvent]:
         if self._score is not None and report.kind in ("round", "validation"):
@@ -208,6 +198,11 @@ class JobRunner(threading.Thread):
             return [RoundDone(report.agent, report.generation, report.round)]
         if report.kind == "finished":
             return [WorkerFinished(report.agent, report.generation)]
+        if report.kind == "halted":
+            return [Halted(report.agent, report.generation, report.round, report.voted, report.scale)]
+        if report.kind == "kept" and 0 <= report.lo < report.hi:
+            where = {"rounds": report.round, "lo": report.lo, "hi": report.hi}
+            return [Kept(Held(device=report.agent, generation=report.generation, **where))]
         return []
 
     # Effects
@@ -220,12 +215,12 @@ class JobRunner(threading.Thread):
                 self._import()
             case Profile():
                 self._profile()
-            case MakePlan(generation=generation, without=without):
-                self._plan(generation, without)
-            case Prepare(plan=plan, start_round=start_round):
-                self._prepare(plan, start_round)
-            case SendProgram(agent=agent):
-                self._send_program(agent)
+            case MakePlan():
+                self._plan(effect)
+            case Prepare():
+                self._prepare(effect)
+            case Halt(plan=plan):
+                self._deadline(HALT_S + 5 * (plan.predicted_s or 0.0), "halting")
             case Feed(start_round=start_round):
                 self._feed(start_round)
             case StopFeed():
@@ -263,9 +258,9 @@ class JobRunner(threading.Thread):
         imports.coordinator = measured.links.coordinator
         self.inbox.put(Profiled(tuple(sorted(measured.profiles)), tuple(measured.failed.items())))
 
-    def _plan(self, generation: int, without: frozenset[str]) -> None:
+    def _plan(self, effect: MakePlan) -> None:
         imports = self._need()
-        present = {d.name: d for d in self._shell.registry.present() if d.name not in without}
+        present = {d.name: d for d in self._shell.registry.present() if d.name not in effect.without}
         usable = {name: p for name, p in imports.profiles.items() if name in present}
         if not usable:
             why = "".join(f" {name}: {reason.rstrip('.')}." for name, reason in self.job.excluded)
@@ -273,7 +268,12 @@ class JobRunner(threading.Thread):
                 f"No device is left to train on.{why}",
                 f"Start an agent, then: asteroid resume {self.spec.name}",
             )
-        outcome = plan_job(self.spec, imports, usable, {n: d for n, d in present.items() if n in usable}, generation)
+        devices = {n: d for n, d in present.items() if n in usable}
+        made = plan_job(self.spec, imports, usable, devices, effect.generation, effect.way, effect.old)
+        outcome = made.outcome
+        if made.note:
+            self.narrator.event("note", made.note)
+        self._snapshot_every = made.snapshot_every
         summary = PlanSummary(
             job=self.spec.name,
             plan=outcome.plan,
@@ -284,49 +284,59 @@ class JobRunner(threading.Thread):
             ),
             costs=outcome.costs,
             text=outcome.plan.describe(),
+            snapshot_every=made.snapshot_every,
         )
         self.narrator.keep("job_plan", summary)
-        self.inbox.put(Planned(outcome.plan))
+        self.inbox.put(Planned(outcome.plan, made.way))
 
-    def _prepare(self, plan: Plan, start_round: int) -> None:
+    def _prepare(self, effect: Prepare) -> None:
         imports = self._need()
+        plan, start_round = effect.plan, effect.start_round
         if self._link is None:
             self._open_link()
         assert self._link is not None
         self._link.set_generation(plan.generation)
         self._parts.clear()
-        self._drop_assignments()
-        self._state = self._load_state(start_round)
-        self._sent = _Programs()
+        self._drop_assignments(keep=plan.devices)
         self._score = Scoreboard(self.spec.name, self.job.rounds, plan)
-        for number, stage in enumerate(plan.stages):
-            program = imports.model.stage(stage.lo, stage.hi)
-            self._sent.program[number] = program.to_bytes()
-            names = imports.model.state_names(stage.lo, stage.hi)
-            self._sent.state[number] = save_safetensors(_of_stage(self._state, names))
+        programs = {s: imports.model.stage(s.lo, s.hi).to_bytes() for s in plan.stages}
+        self._stock = Stock(
+            generation=plan.generation,
+            start_round=start_round,
+            programs={device: programs[stage] for stage in plan.stages for device in stage.devices},
+            load=lambda: self._load_state(start_round),
+        )
+        if self.job.heavy and not effect.saved:
+            self._stock.collect(self._link, asked(self.job.held, start_round, plan.layers, imports.model.state_names))
         for device in plan.devices:
-            self._assign(plan, device, start_round)
-        generation = plan.generation
-        timer = threading.Timer(READY_S, lambda: self.inbox.put(Late(generation)))
+            self._assign(effect, device)
+        self._deadline(READY_S, "preparing")
+
+    def _deadline(self, seconds: float, phase: JobPhase) -> None:
+        late = Late(self.job.generation, phase)
+        timer = threading.Timer(seconds, lambda: self.inbox.put(late))
         timer.daemon = True
         timer.start()
 
-    def _assign(self, plan: Plan, device: str, start_round: int) -> None:
+    def _assign(self, effect: Prepare, device: str) -> None:
         imports = self._need()
-        number = plan.stage_of(device)
-        program, state = self._sent.program[number], self._sent.state[number]
+        plan = effect.plan
         assignment = Assignment(
             job=self.spec.name,
             agent=device,
             plan=plan,
-            stage=number,
+            stage=plan.stage_of(device),
             train=self.spec.train,
             optimizer=self.spec.optimizer,
-            program_sha256=hashlib.sha256(program).hexdigest(),
-            program_bytes=len(program),
-            state_sha256=hashlib.sha256(state).hexdigest(),
-            state_bytes=len(state),
-            start_round=start_round,
+            program_sha256=self._stock.sha256(device),
+            program_bytes=len(self._stock.programs[device]),
+            sources=dict(effect.sources).get(device, ()),
+            live=effect.live,
+            scale=effect.scale,
+            base=effect.base,
+            start_saved=effect.saved,
+            snapshot_every=self._snapshot_every,
+            start_round=effect.start_round,
             rounds=self.job.rounds,
             samples=imports.samples,
             validation=imports.validation,
@@ -348,14 +358,6 @@ class JobRunner(threading.Thread):
     def _checkpoint_every(self) -> int:
         every = self.spec.checkpoint.every
         return max(1, self.job.rounds // 10) if every == "auto" else every
-
-    def _send_program(self, agent: str) -> None:
-        assert self._link is not None
-        assert self.job.plan is not None
-        number = self.job.plan.stage_of(agent)
-        generation = self.job.generation
-        self._link.send(agent, Tag(Kind.PROGRAM, generation), Tensor.of_bytes(self._sent.program[number]))
-        self._link.send(agent, Tag(Kind.STATE, generation), Tensor.of_bytes(self._sent.state[number]))
 
     def _feed(self, start_round: int) -> None:
         if self.spec.data.owner != COORDINATOR:
@@ -404,36 +406,52 @@ class JobRunner(threading.Thread):
 
     # Checkpoints
 
-    def _load_state(self, start_round: int) -> dict[str, npt.NDArray[np.generic]]:
+    def _load_state(self, start_round: int) -> Mapping[str, Array]:
         if start_round == 0:
-            return dict(self._need().model.all_state())
+            return self._need().model.all_state()
         latest = self._checkpoints.latest()
         if latest is None or latest.rounds != start_round:
             raise AsteroidError(f"The checkpoint of round {start_round} is missing or damaged.")
-        return dict(self._checkpoints.read(latest))
+        return self._checkpoints.read(latest)
+
+    def _exchange(self, item: StatePart | Question) -> None:
+        assert self._link is not None
+        if isinstance(item, Question):
+            self._stock.answer(self._link, item)
+        elif item.answer and item.generation == self.job.generation:
+            self._stock.collected(self._link, item.source, item.data)
+        else:
+            self._keep_part(item)
 
     def _keep_part(self, part: StatePart) -> None:
         plan = self.job.plan
         if plan is None or part.generation != self.job.generation or part.source not in plan.devices:
             return
-        number = plan.stage_of(part.source)
         parts = self._parts.setdefault(part.rounds, {})
-        parts[number] = part.data
+        parts[plan.stage_of(part.source)] = part.data
         if len(parts) < len(plan.stages):
             return
-        del self._parts[part.rounds]
-        whole: dict[str, npt.NDArray[np.generic]] = {}
-        for data in parts.values():
-            whole.update(load_safetensors(data))
-        try:
-            self._checkpoints.write(part.rounds, whole, {"generation": part.generation})
-        except AsteroidError as error:
-            # training goes on; the last good checkpoint is kept, and the next one may succeed
-            self.narrator.event("checkpoint-failed", f"{error.what} {error.remedy}")
-            if part.rounds >= self.job.rounds:
-                self._step(Broken(error.what, error.remedy, error.exit_code))
-            return
-        self._step(Checkpointed(part.rounds))
+        self._parts = {rounds: p for rounds, p in self._parts.items() if rounds > part.rounds}
+        # A disk is slow, and losses must be answered meanwhile.
+        threading.Thread(
+            target=self._write_checkpoint, args=(part, list(parts.values())), name="checkpoint", daemon=True
+        ).start()
+
+    def _write_checkpoint(self, part: StatePart, parts: list[memoryview]) -> None:
+        with self._writing:
+            try:
+                whole: dict[str, Array] = {}
+                for data in parts:
+                    whole.update(unpack(data))
+                self._checkpoints.write(part.rounds, whole, {"generation": part.generation})
+            except AsteroidError as error:
+                # training goes on; the last good checkpoint is kept, and the next one may succeed
+                self.narrator.event("checkpoint-failed", f"{error.what} {error.remedy}")
+                self.inbox.put(CheckpointFailed(part.rounds))
+                if part.rounds >= self.job.rounds:
+                    self.inbox.put(Broken(error.what, error.remedy, error.exit_code))
+                return
+        self.inbox.put(Checkpointed(part.rounds, part.generation))
 
     # Link
 
@@ -446,9 +464,11 @@ class JobRunner(threading.Thread):
                 received = link.receive(0.5)
                 if received is None:
                     continue
-                if received.tag.kind is Kind.STATE:
-                    data = bytes(received.tensor.data)
-                    self.inbox.put(StatePart(received.src, received.tag.generation, received.tag.round, data))
+                tag, data = received.tag, received.tensor.data
+                if tag.kind is Kind.STATE:
+                    self.inbox.put(StatePart(received.src, tag.generation, tag.round, data, tag.index == ANSWER))
+                elif tag.kind is Kind.ASK:
+                    self.inbox.put(Question(received.src, tag, data))
                 link.release(received)
 
         self._receiver = threading.Thread(target=receive, name=f"receive-{self.spec.name}", daemon=True)
@@ -459,8 +479,8 @@ class JobRunner(threading.Thread):
             raise AsteroidError("The model has not been imported.")
         return self._imports
 
-    def _drop_assignments(self) -> None:
-        for device in sorted(self._shell.registry.devices):
+    def _drop_assignments(self, keep: Collection[str] = ()) -> None:
+        for device in sorted(set(self._shell.registry.devices) - set(keep)):
             self.narrator.drop("job_assignment", agent=device)
 
     def _close(self) -> None:
@@ -471,13 +491,3 @@ class JobRunner(threading.Thread):
             self._receiver.join(2.0)
         if self._link is not None:
             self._link.close()
-
-
-def _of_stage(state: Arrays, names: frozenset[str]) -> dict[str, npt.NDArray[np.generic]]:
-    """Weights, buffers and optimizer state (``opt/<name>/<slot>``) that belong to a stage; counters go to all."""
-    out: dict[str, npt.NDArray[np.generic]] = {}
-    for key, value in state.items():
-        owner = key.split("/")[1] if key.startswith("opt/") and key.count("/") == 2 else key
-        if owner in names or (key.startswith("opt/") and key.count("/") == 1):
-            out[key] = np.asarray(value, order="C")
-    return out

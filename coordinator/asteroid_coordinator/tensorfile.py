@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +16,7 @@ from pydantic import Field
 
 from asteroid_core.errors import AsteroidError
 from asteroid_core.plan import Frozen
+from asteroid_core.wire.safe import bytes_of, layout
 
 Array = npt.NDArray[np.generic]
 Tensors = Mapping[str, Array]
@@ -25,21 +24,6 @@ Tensors = Mapping[str, Array]
 PARTIAL = ".partial-"
 """What is half written begins with this."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-_NAMES = {
-    "float64": "F64",
-    "float32": "F32",
-    "float16": "F16",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint64": "U64",
-    "uint32": "U32",
-    "uint16": "U16",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
 
 
 class FileEntry(Frozen):
@@ -58,28 +42,8 @@ def write_tensors(
         OSError: the disk does not take it.
         AsteroidError: a tensor of a type that the format does not have.
     """
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
-    header: dict[str, Any] = {"__metadata__": dict(meta)} if meta else {}
-    at = 0
-    for name, array in ordered:
-        kind = "BF16" if name in bfloat16 and array.dtype == np.uint16 else _NAMES.get(array.dtype.name)
-        if kind is None:
-            raise AsteroidError(f"The tensor {name} has type {array.dtype}, which cannot be kept.", "Use numbers.")
-        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [at, at + array.nbytes]}
-        at += array.nbytes
-    head: bytes = json.dumps(header, separators=(",", ":")).encode()
-    head += b" " * (-len(head) % 8)
-    blocks: tuple[bytes | memoryview, ...] = (
-        len(head).to_bytes(8, "little"),
-        head,
-        *(_bytes_of(array) for _, array in ordered),
-    )
-    return write_file(path, *blocks)
-
-
-def _bytes_of(array: Array) -> memoryview:
-    little = np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
-    return little.reshape(-1).view(np.uint8).data
+    head, order = layout(tensors, bfloat16, meta)
+    return write_file(path, head, *(bytes_of(tensors[name]) for name in order))
 
 
 def write_file(path: Path, *blocks: bytes | memoryview) -> FileEntry:

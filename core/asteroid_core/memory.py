@@ -15,9 +15,9 @@ class Memory:
     """Bytes that a worker needs, by what they are for.
 
     Attributes:
-        weights: parameters and buffers, and the copy that a checkpoint makes of them.
+        weights: parameters and buffers, and the copies of them that snapshots keep.
         gradients: of the trainable ones, and what a reduction holds beside them.
-        optimizer: momentum, or AdamW's two moments, and their copy in a checkpoint.
+        optimizer: momentum, or AdamW's two moments, and their copies in snapshots.
         activations: kept for the backward of the micro-batches that are alive, and boundary tensors.
         runtime: the process itself, as measured.
     """
@@ -48,10 +48,15 @@ class LayerSums:
         layers: of the whole model.
         tied: parameters that several layers use: those layers, rising, and its bytes. Its first user counts it; a
             stage that begins later and uses it too holds a copy.
+        snapshots: of its own state that a device keeps: 1 for checkpoints alone (it is gone when it has been sent), 2
+            with replication (the durable one and the next).
     """
 
-    def __init__(self, layers: Sequence[LayerInfo], tied: Sequence[tuple[Sequence[int], int]] = ()) -> None:
+    def __init__(
+        self, layers: Sequence[LayerInfo], tied: Sequence[tuple[Sequence[int], int]] = (), snapshots: int = 1
+    ) -> None:
         self.layers = tuple(layers)
+        self._copies = 1 + snapshots
         self._tied = tuple((tuple(users), size) for users, size in tied)
         self._parameters = _prefix([layer.parameter_bytes for layer in layers])
         self._trainable = _prefix([layer.trainable_bytes for layer in layers])
@@ -77,10 +82,18 @@ class LayerSums:
 
     def held(self, lo: int, hi: int, optimizer: OptimizerSpec, replicas: int) -> tuple[int, int, int]:
         """Bytes that do not depend on samples: (weights, gradients, optimizer), see ``Memory``."""
+        parameters, trainable = self._sizes(lo, hi)
+        kept = self._copies
+        return kept * parameters, trainable * (3 if replicas > 1 else 1), kept * moments(optimizer) * trainable
+
+    def state(self, lo: int, hi: int, optimizer: OptimizerSpec) -> int:
+        """Bytes of one snapshot of layers ``[lo, hi)``: what a device that keeps one for another needs."""
+        parameters, trainable = self._sizes(lo, hi)
+        return parameters + moments(optimizer) * trainable
+
+    def _sizes(self, lo: int, hi: int) -> tuple[int, int]:
         copies = self.copies(lo, hi) if self._tied else 0
-        parameters = self._parameters[hi] - self._parameters[lo] + copies
-        trainable = self.trainable(lo, hi) + copies
-        return 2 * parameters, trainable * (3 if replicas > 1 else 1), 2 * moments(optimizer) * trainable
+        return self._parameters[hi] - self._parameters[lo] + copies, self.trainable(lo, hi) + copies
 
     def per_sample(self, lo: int, hi: int) -> int:
         """Bytes of one sample of one micro-batch that is alive: what autograd keeps, and the boundary tensors."""

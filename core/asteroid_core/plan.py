@@ -134,6 +134,11 @@ class Plan(Frozen):
         return tuple(d for stage in self.stages for d in stage.devices)
 
     @property
+    def layers(self) -> int:
+        """Number of layers of the model."""
+        return self.stages[-1].hi
+
+    @property
     def batch(self) -> int:
         """Samples of a round."""
         return self.micro_size * self.micro_count

@@ -105,6 +105,8 @@ class StageProgram(Frozen):
     model: str
     lo: int
     hi: int
+    layers: tuple[tuple[str, ...], ...] = ()
+    """names of the weights and buffers of each layer, so that a device can ask for some layers' state only"""
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     tensors: tuple[TensorSpec, ...]
@@ -112,6 +114,10 @@ class StageProgram(Frozen):
     nodes: tuple[Row, ...]
     loss: LossSpec | None = None
     known: KnownAnswer | None = None
+
+    def names(self, lo: int, hi: int) -> frozenset[str]:
+        """Weights and buffers of layers ``[lo, hi)``, which must be layers of this program."""
+        return frozenset(name for layer in self.layers[lo - self.lo : hi - self.lo] for name in layer)
 
     @property
     def params(self) -> tuple[TensorSpec, ...]:
@@ -151,6 +157,7 @@ class StageProgram(Frozen):
                 "model": "",
                 "lo": 0,
                 "hi": 1,
+                "layers": (),
                 "inputs": tuple(p.model_copy(update={"name": short(p.name)}) for p in self.inputs),
                 "outputs": tuple(p.model_copy(update={"name": short(p.name)}) for p in self.outputs),
                 "tensors": tuple(t.model_copy(update={"name": weights[t.name], "shared": False}) for t in self.tensors),

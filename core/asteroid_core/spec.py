@@ -105,6 +105,25 @@ class CheckpointSpec(Frozen):
     keep: int = Field(default=2, ge=1)
 
 
+class ReplicationSpec(Frozen):
+    """How often devices keep snapshots and send them to each other, so that a loss costs little work."""
+
+    every: int | Literal["auto"] = "auto"
+    """rounds; 0 turns it off, and only checkpoints remain"""
+    budget: float = Field(default=0.05, gt=0, le=1)
+    """part of the training time that it may cost"""
+    max_loss_s: float = Field(default=60.0, gt=0)
+    """seconds of work that a loss may cost at most; goes before the budget"""
+    recovery: Literal["replay", "heavy"] = "replay"
+    """``heavy`` plans anew and sends all weights through the coordinator: a baseline to compare with"""
+
+    @model_validator(mode="after")
+    def _check(self) -> ReplicationSpec:
+        if isinstance(self.every, int) and self.every < 0:
+            raise ValueError(f"every must be auto, 0 or a number of rounds, not {self.every}")
+        return self
+
+
 class JobSpec(Frozen):
     """A job file."""
 
@@ -115,6 +134,7 @@ class JobSpec(Frozen):
     optimizer: OptimizerSpec = OptimizerSpec()
     plan: PlanSpec = PlanSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
+    replication: ReplicationSpec = ReplicationSpec()
 
 
 def _unknown(place: tuple[int | str, ...]) -> str:

@@ -70,7 +70,7 @@ def _check(model_file: str, job: Path) -> None:
 
 def _rounds(name: str, done: Site) -> int:
     answer = done.run("status", name, "--json")
-    return int(answer.json.get("durable", 0)) if answer.code == 0 else 0
+    return int(answer.json.get("saved", 0)) if answer.code == 0 else 0
 
 
 def test_train_and_export(three: Site, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_coordinator_killed_in_the_middle_is_resumed(three: Site) -> None:
             start_new_session=True,
         )
     try:
-        wait_until(lambda: "round 20 is durable" in log.read_text(), f"no checkpoint: {log}", 120)
+        wait_until(lambda: "round 20 is saved" in log.read_text(), f"no checkpoint: {log}", 120)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -133,7 +133,7 @@ def test_a_device_killed_in_the_middle_changes_no_weight(tmp_path: Path) -> None
             process = subprocess.Popen(
                 three.command("train", job, "--json"), stdout=subprocess.PIPE, stderr=err, text=True, env=environment()
             )
-        wait_until(lambda: "round 20 is durable" in log.read_text(), f"no checkpoint: {log}", 120)
+        wait_until(lambda: "round 20 is saved" in log.read_text(), f"no checkpoint: {log}", 120)
         three.kill_agent("pi-b")
         out, _ = process.communicate(timeout=180)
         assert process.returncode == 0, log.read_text()

@@ -23,9 +23,29 @@ from asteroid_core.plan import Plan
 from asteroid_core.program import StageProgram
 from asteroid_core.rounds import passes
 from asteroid_core.wire.credit import Flow
+from asteroid_core.wire.inbox import Received
 from asteroid_core.wire.messages import Assignment, Report
 
 Arrays = dict[str, npt.NDArray[np.generic]]
+
+
+class NoSnapshots:
+    """Keeps nothing."""
+
+    def due(self, rounds: int) -> bool:
+        """Never."""
+        return False
+
+    def room(self) -> bool:
+        """Always."""
+        return True
+
+    def take(self, rounds: int) -> None:
+        """Not asked."""
+
+    def serve(self, received: Received) -> bool:
+        """Nobody asks."""
+        return False
 
 
 class Given(Exception):
@@ -69,8 +89,6 @@ def assignment(imports: Imports, plan: Plan, device: str) -> Assignment:
         optimizer=spec.optimizer,
         program_sha256="",
         program_bytes=0,
-        state_sha256="",
-        state_bytes=0,
         start_round=0,
         rounds=imports.rounds,
         samples=imports.samples,
@@ -133,7 +151,7 @@ def run(
                 links[device],
                 control=control,
                 report=outcome.reports.append,
-                snapshot=lambda _: None,
+                keeps=NoSnapshots(),
                 clock=MonotonicClock(),
                 resident_mb=lambda: None,
             )

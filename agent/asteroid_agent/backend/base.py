@@ -52,7 +52,10 @@ class Backend(Protocol):
     """One stage: its weights, the activations of the micro-batches in flight, its gradients, its optimizer."""
 
     def begin_round(self) -> None:
-        """Forget all gradients and activations."""
+        """Forget all gradients and activations; remember statistics and counters."""
+
+    def rollback(self) -> None:
+        """Take statistics and counters back to the begin of the round."""
 
     def forward(self, micro: int, inputs: Sequence[Tensor], *, train: bool, samples: SampleKeys | None) -> list[Tensor]:
         """Return the outputs of a micro-batch's share; in training, keep what the backward needs."""
@@ -102,4 +105,4 @@ class Backend(Protocol):
         """Multiply the gradients by ``scale``, take one optimizer step, forget the gradients."""
 
     def state(self) -> dict[str, npt.NDArray[np.generic]]:
-        """Return copies of weights, buffers and optimizer state (``opt/<parameter>/<slot>``)."""
+        """Return weights, buffers and optimizer state (``opt/<parameter>/<slot>``); the next step may change them."""

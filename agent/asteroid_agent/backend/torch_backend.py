@@ -58,6 +58,7 @@ class TorchBackend:
         self._eval = rebuild(program, self._tensors, self._device, train=False)
         self._mutable = [t.name for t in program.tensors if t.role in ("statistic", "counter")]
         self._saved: dict[int, _Saved] = {}
+        self._begin: dict[str, torch.Tensor] = {}
         self._steps = 0
         self._optimizer = self._make_optimizer()
         self._load_optimizer(state)
@@ -89,6 +90,8 @@ class TorchBackend:
             slots: dict[str, torch.Tensor] = {}
             for slot in _SLOTS[self._spec.kind]:
                 value = state.get(f"opt/{spec.name}/{slot}")
+                if value is None and self._steps and (self._spec.kind == "adamw" or self._spec.momentum > 0):
+                    raise ProgramError(f"The state has no {slot} of {spec.name} after {self._steps} steps.")
                 if value is not None:
                     slots[slot] = torch.from_numpy(np.array(value)).to(self._device)
             if slots:
@@ -99,10 +102,17 @@ class TorchBackend:
     # A round
 
     def begin_round(self) -> None:
-        """Forget all gradients and activations."""
+        """Forget all gradients and activations; remember statistics and counters."""
         self._saved.clear()
         for param in self._params:
             param.grad = None
+        self._begin = {name: self._tensors[name].clone() for name in self._mutable}
+
+    def rollback(self) -> None:
+        """Take statistics and counters back to the begin of the round."""
+        with torch.no_grad():
+            for name, value in self._begin.items():
+                self._tensors[name].copy_(value)
 
     def forward(self, micro: int, inputs: Sequence[Tensor], *, train: bool, samples: SampleKeys | None) -> list[Tensor]:
         """Return the outputs of a micro-batch's share; in training, keep what the backward needs."""
@@ -257,9 +267,9 @@ class TorchBackend:
             param.grad = None
 
     def state(self) -> dict[str, npt.NDArray[np.generic]]:
-        """Return copies of weights, buffers and optimizer state."""
+        """Return weights, buffers and optimizer state; on a processor these are views."""
         out: dict[str, npt.NDArray[np.generic]] = {
-            name: np.array(value.detach().cpu().numpy()) for name, value in self._tensors.items()
+            name: value.detach().cpu().numpy() for name, value in self._tensors.items()
         }
         out[_STEP] = np.array(self._steps, np.int64)
         if self._optimizer is not None:
@@ -267,7 +277,7 @@ class TorchBackend:
                 for slot in _SLOTS[self._spec.kind]:
                     value = self._optimizer.state.get(param, {}).get(slot)
                     if value is not None:
-                        out[f"opt/{spec.name}/{slot}"] = np.array(value.detach().cpu().numpy())
+                        out[f"opt/{spec.name}/{slot}"] = value.detach().cpu().numpy()
         return out
 
 

@@ -40,7 +40,10 @@ class Shell:
         self._connection = ""
         self._stashed: list[tuple[str, bytes]] = []
         self.link: TensorLink = open_tensors(_broker(config), config.job, config.agent, will=self._will)
-        self.link.subscribe(Subscription(topics.build("job_assignment", job=config.job, agent=config.agent)))
+        self.link.subscribe(
+            Subscription(topics.build("job_assignment", job=config.job, agent=config.agent)),
+            Subscription(topics.build("job_state", job=config.job)),
+        )
 
     def _will(self, connection: str) -> Will:
         return Will(self._topic, encode(self._status(connection, "lost", 0, "its connection broke")))

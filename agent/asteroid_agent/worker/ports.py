@@ -8,7 +8,23 @@ from typing import Protocol
 from asteroid_core.wire.inbox import Received
 from asteroid_core.wire.tensor import Kind, Tag, Tensor
 
-__all__ = ["Received", "TensorPort"]
+__all__ = ["Keeps", "Received", "TensorPort"]
+
+
+class Keeps(Protocol):
+    """What a stage runner asks about snapshots; ``worker.snapshots.Snapshots`` is the real one."""
+
+    def due(self, rounds: int) -> bool:
+        """Whether a snapshot follows ``rounds`` completed rounds."""
+
+    def room(self) -> bool:
+        """Whether another one may be taken already."""
+
+    def take(self, rounds: int) -> None:
+        """Take it."""
+
+    def serve(self, received: Received) -> bool:
+        """Take a question or a copy of another device's snapshot; returns whether it was one."""
 
 
 class TensorPort(Protocol):

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from asteroid_agent.backend.base import Backend, SampleKeys, Scores
 from asteroid_agent.worker.mailbox import Expectations, Expected, Mailbox, PassKey
 from asteroid_agent.worker.pieces import join, rows
-from asteroid_agent.worker.ports import Received, TensorPort
+from asteroid_agent.worker.ports import Keeps, Received, TensorPort
 from asteroid_core.clock import Clock
 from asteroid_core.errors import WireError
 from asteroid_core.optim import clip_scale, learning_rate
@@ -52,9 +52,10 @@ class StageRunner:
         link: tensors in and out.
         control: called between instructions and while waiting; raises to interrupt.
         report: tells the coordinator.
-        snapshot: called by a stage's leader with the number of completed rounds when a checkpoint is due.
+        keeps: takes snapshots when they are due, and serves devices that ask for layers.
         clock: time.
         resident_mb: memory of the process, for the report.
+        early: tensors of this generation that came while the stage was being loaded.
     """
 
     def __init__(
@@ -66,19 +67,22 @@ class StageRunner:
         *,
         control: Callable[[], None],
         report: Callable[[Report], None],
-        snapshot: Callable[[int], None],
+        keeps: Keeps,
         clock: Clock,
         resident_mb: Callable[[], float | None],
+        early: Sequence[Received] = (),
     ) -> None:
         self._resident_mb = resident_mb
         self._a, self._backend, self._link = assignment, backend, link
-        self._control, self._report, self._snapshot, self._clock = control, report, snapshot, clock
+        self._control, self._report, self._keeps, self._clock = control, report, keeps, clock
         self._plan = assignment.plan
         self._me = assignment.agent
         self._stage = self._plan.stages[assignment.stage]
         self._program = program
         self._expect = Expectations(self._plan, self._me, program.inputs, program.outputs, assignment.data_owner)
         self._mail: Mailbox[Received] = Mailbox()
+        for received in early:
+            self._mail.put(received.src, received.tag, received)
         self._rounds = RoundPlan.of(assignment.train, assignment.samples, self._plan.micro_size)
         self._groups = dict(self._plan.reduction_groups(self._me))
         self._key = PassKey(0, assignment.start_round)
@@ -94,6 +98,32 @@ class StageRunner:
         self._norms: list[float] = []
         self._walker = ScheduleWalker(())
         self._time = _Clockwork(0.0)
+        self._open = False
+        self.rounds = assignment.start_round
+        """stepped so far"""
+        self.voted = False
+        """whether the next round's reduced gradients are here"""
+        self.scale: float | None = None
+        """of the last step"""
+
+    def catch_up(self, start: int, scale: float | None) -> None:
+        """Bring the working state to ``start`` rounds after an interruption.
+
+        Either the open round is taken back (no weight has changed in it), or the step that others have taken is taken
+        here too, with the gradients that the group has reduced already.
+
+        Raises:
+            WireError: neither leads there.
+        """
+        if start == self.rounds:
+            if self._open:
+                self._backend.rollback()
+        elif start == self.rounds + 1 and self.voted and scale is not None:
+            self._backend.step(learning_rate(self._a.optimizer, self.rounds, self._a.rounds), scale)
+            self.rounds = start
+        else:
+            raise WireError(f"This device has stepped {self.rounds} rounds and cannot go on with round {start}.")
+        self._open = self.voted = False
 
     def run(self) -> None:
         """Run every pass from the start round to the end of the job."""
@@ -103,11 +133,13 @@ class StageRunner:
             if step.phase == 0:
                 self._rows = [self._plan.micro_size] * self._plan.micro_count
                 self._backend.begin_round()
+                self._open = True
                 self._pass(schedule(self._plan, self._me))
                 self._tell("round")
-                done = step.round + 1
-                if self._stage.leader == self._me and (done % a.checkpoint_every == 0 or done == a.rounds):
-                    self._snapshot(done)
+                done = self.rounds
+                if self._keeps.due(done):
+                    self._await_room()
+                    self._keeps.take(done)
             else:
                 self._rows = validation_micros(a.validation, self._plan.micro_size)
                 self._pass(forward_schedule(self._plan, self._me, self._rows))
@@ -168,14 +200,26 @@ class StageRunner:
         for part in self._mail.held(key):
             self._link.release(part)
         while not self._mail.complete(self._key, item.op, item.number, expected):
-            self._control()
-            received = self._link.receive(0.2)
+            received = self._take()
             if received is not None and self._mail.put(received.src, received.tag, received) == key:
                 self._link.release(received)
         self._time.wait += self._clock.now() - begin
         parts = self._mail.take(self._key, item.op, item.number, expected)
         self._accept(item, parts)
         self._walker.arrived(item.op, item.number)
+
+    def _take(self) -> Received | None:
+        """The next tensor that an instruction waits for, if one comes soon."""
+        self._control()
+        received = self._link.receive(0.2)
+        return received if received is not None and not self._keeps.serve(received) else None
+
+    def _await_room(self) -> None:
+        """Wait until the last snapshot is durable; training tensors that come meanwhile are kept."""
+        while not self._keeps.room():
+            received = self._take()
+            if received is not None:
+                self._mail.put(received.src, received.tag, received)
 
     def _accept(self, item: Instruction, parts: list[tuple[Expected, Received]]) -> None:
         number = item.number if item.number is not None else 0
@@ -286,12 +330,16 @@ class StageRunner:
         norm = self._backend.squared_norm(counted) if clips else 0.0
         self._norms = [norm]
         others = [d for d in self._plan.devices if d != self._me]
+        self.voted = True
         if others:
             self._link.multicast(ALL, others, self._tag(Kind.VOTE, 0), Tensor.of_numpy(np.array([norm])))
 
     def _step(self) -> None:
         rate = learning_rate(self._a.optimizer, self._key.round, self._a.rounds)
-        self._backend.step(rate, clip_scale(self._a.optimizer, self._norms))
+        self.scale = clip_scale(self._a.optimizer, self._norms)
+        self._backend.step(rate, self.scale)
+        self.rounds = self._key.round + 1
+        self._open = self.voted = False
 
     def _tag(self, kind: Kind, number: int, index: int = 0) -> Tag:
         return Tag(

@@ -2,43 +2,59 @@
 
     starting -> loading -> ready -> running -> done
                    ^                   |
-                   +-- a newer assignment (generation + 1) --+
+                   +-- a newer assignment (generation + 1), perhaps after a halt --+
+
+When the coordinator halts a generation, the worker says how far it is and keeps its working state: if the next
+assignment is ``live``, it goes on from there.
 
 Anything that goes wrong becomes the retained state ``failed`` with a sentence, and the process ends.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable
-
-from safetensors.numpy import load as load_safetensors
-from safetensors.numpy import save as save_safetensors
+from dataclasses import dataclass
 
 from asteroid_agent.backend import check_answer, open_backend
+from asteroid_agent.backend.base import Backend
 from asteroid_agent.worker.config import WorkerConfig
+from asteroid_agent.worker.fetching import Fetcher
+from asteroid_agent.worker.keeper import Keeper
 from asteroid_agent.worker.ports import TensorPort
 from asteroid_agent.worker.runner import StageRunner, group_name
 from asteroid_agent.worker.shell import WorkerShell
+from asteroid_agent.worker.snapshots import Snapshots
 from asteroid_core.clock import Clock
 from asteroid_core.data.feeder import FeedPlan, Split
 from asteroid_core.data.opening import open_source
 from asteroid_core.data.source import Source
-from asteroid_core.errors import InputError, ProgramError, WireError
+from asteroid_core.errors import InputError, WireError
 from asteroid_core.feeding import Feeder
 from asteroid_core.ids import COORDINATOR
 from asteroid_core.program import StageProgram
 from asteroid_core.rounds import RoundPlan, passes
 from asteroid_core.wire import topics
-from asteroid_core.wire.messages import Assignment, Report, decode, encode
-from asteroid_core.wire.tensor import Kind, Tag, Tensor
+from asteroid_core.wire.messages import Assignment, JobState, Report, decode, encode
 
 log = logging.getLogger(__name__)
 
 
 class Superseded(Exception):
     """A newer assignment has come; whatever runs is given up."""
+
+
+class Halted(Exception):
+    """The coordinator has halted this generation."""
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """A loaded stage."""
+
+    program: StageProgram
+    backend: Backend
+    runner: StageRunner
 
 
 class Session:
@@ -59,6 +75,13 @@ class Session:
         self._generation = 0
         self._source: Source | None = None
         self._feed_errors: list[Exception] = []
+        self._keeper = Keeper()
+        self._snapshots: Snapshots | None = None
+        self._programs: dict[str, StageProgram] = {}
+        self._stage: _Stage | None = None
+        self._halt = False
+        self._halted = -1
+        self._state_topic = topics.build("job_state", job=config.job)
         self._topic = topics.build("job_assignment", job=config.job, agent=config.agent)
 
     def run(self) -> None:
@@ -70,18 +93,35 @@ class Session:
                 self._serve(assignment)
             except Superseded:
                 log.info("generation %d is given up for a newer one", assignment.plan.generation)
+            except Halted:
+                self._tell_halted()
 
     def _next(self) -> Assignment:
         while self._pending is None:
-            self._poll(1.0)
+            self._idle(0.2)
+            if self._halt and self._pending is None:
+                self._tell_halted()
         assignment, self._pending = self._pending, None
         return assignment
+
+    def _idle(self, timeout: float) -> None:
+        """Nothing to train: take control messages, and serve who asks for layers."""
+        self._poll(timeout if self._snapshots is None else 0.0)
+        if self._snapshots is not None and self._pending is None:
+            received = self._link.receive(timeout)
+            if received is not None and not self._snapshots.serve(received):
+                self._link.release(received)  # a straggler of a round that is behind us
 
     def _poll(self, timeout: float) -> None:
         """Take control messages; a newer assignment is kept as pending."""
         for topic, payload in self._shell.messages(timeout):
             if topic == self._topic and payload:
                 self._offer(decode(Assignment, payload))
+            elif topic == self._state_topic and payload:
+                state = decode(JobState, payload)
+                self._halt = state.phase == "halting" and self._halted < state.generation == self._generation
+                if self._snapshots is not None:
+                    self._snapshots.settle(state.durable_generation, state.durable, state.abandoned)
 
     def _offer(self, assignment: Assignment) -> None:
         if assignment.agent != self._config.agent or assignment.session != self._config.session:
@@ -94,8 +134,27 @@ class Session:
         self._poll(0.0)
         if self._pending is not None:
             raise Superseded
+        if self._halt:
+            raise Halted
         if self._feed_errors:
             raise self._feed_errors[0]
+
+    def _tell_halted(self) -> None:
+        """Say how far the working state is."""
+        self._halt, self._halted = False, self._generation
+        if self._stage is None:
+            return  # nothing to go on with; the coordinator counts us out when we do not answer
+        runner = self._stage.runner
+        message = Report(
+            agent=self._config.agent,
+            job=self._config.job,
+            generation=self._generation,
+            kind="halted",
+            round=runner.rounds,
+            voted=runner.voted,
+            scale=runner.scale,
+        )
+        self._report(message)
 
     def _serve(self, assignment: Assignment) -> None:
         generation = assignment.plan.generation
@@ -103,40 +162,32 @@ class Session:
         self._link.set_generation(
             generation,
             [group_name(assignment.stage, g) for g, _ in plan.reduction_groups(self._config.agent)],
-            {*plan.devices, COORDINATOR, assignment.data_owner},
+            {*plan.devices, COORDINATOR, assignment.data_owner, *(s.device for s in assignment.sources)},
         )
+        self._snapshots = snapshots = Snapshots(assignment, self._keeper, self._link, self._report)
         self._tell("loading", generation, "")
-        sent = self._fetch(
-            {
-                Kind.PROGRAM: (assignment.program_sha256, assignment.program_bytes),
-                Kind.STATE: (assignment.state_sha256, assignment.state_bytes),
-            }
-        )
-        program = StageProgram.from_bytes(sent[Kind.PROGRAM], assignment.program_sha256)
-        state = load_safetensors(sent[Kind.STATE])
-        check_answer(assignment.backend, program)
-        backend = open_backend(assignment.backend, program, state, assignment.optimizer, self._config.cores)
+        self._keeper.only(assignment.base)
+        fetcher = Fetcher(assignment, self._link, self._keeper, snapshots, self._control)
+        if assignment.live:
+            program, backend = self._catch_up(assignment)
+        else:
+            self._stage = None
+            program, backend = self._load(assignment, fetcher)
+        snapshots.begin(backend)
         self._tell("ready", generation, "")
-
-        def report(message: Report) -> None:
-            topic = topics.build("agent_report", agent=self._config.agent, job=self._config.job)
-            self._shell.publish(topic, encode(message))
-
-        def snapshot(rounds: int) -> None:
-            tag = Tag(Kind.STATE, generation, round=rounds)
-            self._link.send(COORDINATOR, tag, Tensor.of_bytes(save_safetensors(backend.state())))
-
         runner = StageRunner(
             assignment,
             program,
             backend,
             self._link,
             control=self._control,
-            report=report,
-            snapshot=snapshot,
+            report=self._report,
+            keeps=snapshots,
             clock=self._clock,
             resident_mb=self._resident_mb,
+            early=fetcher.early,
         )
+        self._stage = _Stage(program, backend, runner)
         feeder = self._feeder(assignment) if assignment.data is not None else None
         try:
             runner.run()
@@ -144,10 +195,10 @@ class Session:
             if feeder is not None:
                 feeder.halt()
         while self._link.backlog():
-            self._poll(0.05)
+            self._idle(0.05)
             if self._pending is not None:
                 raise Superseded
-        report(
+        self._report(
             Report(
                 agent=self._config.agent,
                 job=self._config.job,
@@ -157,6 +208,31 @@ class Session:
             )
         )
         self._tell("done", generation, "")
+
+    def _catch_up(self, assignment: Assignment) -> tuple[StageProgram, Backend]:
+        """Go on with the working state.
+
+        Raises:
+            WireError: there is none, or it cannot be brought to the start round.
+        """
+        stage = self._stage
+        if stage is None or assignment.program_sha256 not in self._programs:
+            raise WireError("This device is to go on with a stage that it does not hold.", "Resume the job.")
+        stage.runner.catch_up(assignment.start_round, assignment.scale)
+        return stage.program, stage.backend
+
+    def _load(self, assignment: Assignment, fetcher: Fetcher) -> tuple[StageProgram, Backend]:
+        """Fetch program and state, and load them."""
+        program = fetcher.program(self._programs)
+        state = fetcher.state(program)
+        if assignment.program_sha256 not in self._programs:
+            check_answer(assignment.backend, program)
+        self._programs = {assignment.program_sha256: program}
+        return program, open_backend(assignment.backend, program, state, assignment.optimizer, self._config.cores)
+
+    def _report(self, message: Report) -> None:
+        topic = topics.build("agent_report", agent=self._config.agent, job=self._config.job)
+        self._shell.publish(topic, encode(message))
 
     def _feeder(self, assignment: Assignment) -> Feeder:
         """Feed the job from here, where its data lies."""
@@ -176,28 +252,3 @@ class Session:
         feeder = Feeder(self._link, feed, assignment.plan, steps, self._feed_errors.append)
         feeder.start()
         return feeder
-
-    def _fetch(self, wanted: dict[Kind, tuple[str, int]]) -> dict[Kind, bytes]:
-        """Wait for program and state from the coordinator; check that they are the ones the assignment names."""
-        out: dict[Kind, bytes] = {}
-        while len(out) < len(wanted):
-            self._control()
-            received = self._link.receive(0.2)
-            if received is None:
-                continue
-            kind = received.tag.kind
-            if received.src != COORDINATOR or kind not in wanted:
-                raise WireError(
-                    f"{received.src} sent a {kind.value}; only program and state from the coordinator are expected.",
-                    "Check who may write below asteroid-data on the broker, then resume the job.",
-                )
-            data = bytes(received.tensor.data)
-            self._link.release(received)
-            sha256, size = wanted[kind]
-            if len(data) != size or hashlib.sha256(data).hexdigest() != sha256:
-                raise ProgramError(
-                    f"The {kind.value} that came is not the one that the assignment names (its SHA-256 differs).",
-                    "Check who may write below asteroid-data on the broker, then resume the job.",
-                )
-            out[kind] = data
-        return out

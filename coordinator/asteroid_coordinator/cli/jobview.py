@@ -122,6 +122,7 @@ class JobView:
             "rounds": self.rounds,
             "completed": self.completed,
             "durable": state.durable if state else 0,
+            "saved": state.saved if state else 0,
             "generation": state.generation if state else 0,
             "loss": self.train.loss if self.train else None,
             "validation_loss": self.validation.loss if self.validation else None,

@@ -128,13 +128,16 @@ def plan_sentence(summary: PlanSummary) -> str:
 
 def jobs_table(jobs: Iterable[Mapping[str, Any]]) -> Table:
     """One row a job, from ``JobState``-like mappings."""
-    made = table("JOB", "PHASE", "ROUNDS", "DURABLE", "GENERATION", "REASON", right=("ROUNDS", "DURABLE"))
+    made = table(
+        "JOB", "PHASE", "ROUNDS", "DURABLE", "SAVED", "GENERATION", "REASON", right=("ROUNDS", "DURABLE", "SAVED")
+    )
     for job in jobs:
         made.add_row(
             clean(job.get("job", "?")),
             state_text(str(job.get("phase", "?"))),
             f"{job.get('completed', 0)}/{job.get('rounds', 0)}",
             str(job.get("durable", 0)),
+            str(job.get("saved", 0)),
             str(job.get("generation", 0)),
             Text(clean(job.get("reason", "")), overflow="ellipsis"),
         )

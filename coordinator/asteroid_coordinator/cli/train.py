@@ -98,6 +98,6 @@ def finish(ui: Ui, view: JobView) -> None:
 
 
 def _say_stopped(ui: Ui, view: JobView) -> None:
-    durable = view.state.durable if view.state is not None else 0
-    where = f"from round {durable}" if durable else "from the beginning"
+    saved = view.state.saved if view.state is not None else 0
+    where = f"from round {saved}" if saved else "from the beginning"
     ui.say(f"Stopped at round {view.completed}. `asteroid resume {view.job}` goes on {where}.")

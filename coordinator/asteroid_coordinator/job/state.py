@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
+from asteroid_core.held import Held, Source
 from asteroid_core.plan import Plan
 from asteroid_core.wire.messages import JobPhase
 
 Mode = Literal["train", "plan", "profile"]
 
-ACTIVE: frozenset[JobPhase] = frozenset({"profiling", "planning", "preparing", "running", "finishing"})
+Way = Literal["full", "regroup", "replay"]
+"""How a plan is made: from profiles alone, by new shares inside groups, or by moving boundaries of the last plan."""
+
+ACTIVE: frozenset[JobPhase] = frozenset({"profiling", "planning", "preparing", "running", "halting", "finishing"})
 ENDED: frozenset[JobPhase] = frozenset({"done", "failed", "stopped"})
+
+
+@dataclass(frozen=True)
+class Halted:
+    """A worker has stopped and keeps its working state.
+
+    Attributes:
+        agent: its device.
+        generation: in which it stopped.
+        rounds: that it has stepped.
+        voted: it holds the reduced gradients of the next one.
+        scale: by which the gradients of its last step were multiplied (clipping); None: it has stepped none.
+    """
+
+    agent: str
+    generation: int
+    rounds: int
+    voted: bool = False
+    scale: float | None = None
 
 
 @dataclass(frozen=True)
@@ -25,9 +49,16 @@ class Job:
         generation: of the plan in force.
         rounds: how many there will be.
         completed: rounds that every worker has stepped.
-        durable: rounds that a checkpoint holds.
+        durable: rounds whose state any single loss leaves whole.
+        durable_generation: generation whose snapshots (or checkpoint) made it so.
+        saved: rounds that a checkpoint holds.
+        abandoned: rounds of a checkpoint of this generation that could not be written.
         start_round: where the present generation began.
-        plan: the plan in force.
+        plan: the plan in force, or (while planning) the last one.
+        heavy: recover by full planning, all weights through the coordinator (the baseline).
+        live: the workers hold the working state of the plan, not only snapshots.
+        halted: what the workers said when they stopped for a change inside their group.
+        held: which snapshots the devices keep.
         ready: workers that hold their stage of this generation.
         reported: for each round not yet completed, the workers that have reported it.
         finished: workers that have nothing left to do.
@@ -42,8 +73,15 @@ class Job:
     rounds: int = 0
     completed: int = 0
     durable: int = 0
+    durable_generation: int = 0
+    saved: int = 0
+    abandoned: int = 0
     start_round: int = 0
     plan: Plan | None = None
+    heavy: bool = False
+    live: bool = False
+    halted: tuple[Halted, ...] = ()
+    held: frozenset[Held] = frozenset()
     ready: frozenset[str] = frozenset()
     reported: tuple[tuple[int, frozenset[str]], ...] = ()
     finished: frozenset[str] = frozenset()
@@ -59,11 +97,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Submitted:
-    """A person asked for it (or asked to resume it, from ``durable`` rounds and ``generation``)."""
+    """A person asked for it (or asked to resume it, from ``saved`` rounds and ``generation``)."""
 
     mode: Mode
-    durable: int = 0
+    saved: int = 0
     generation: int = 0
+    heavy: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,9 +122,10 @@ class Profiled:
 
 @dataclass(frozen=True)
 class Planned:
-    """The planner found a plan of the asked generation."""
+    """The planner found a plan of the asked generation; ``way`` says how."""
 
     plan: Plan
+    way: Way = "full"
 
 
 @dataclass(frozen=True)
@@ -117,8 +157,23 @@ class WorkerFinished:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """A device keeps a snapshot."""
+
+    held: Held
+
+
+@dataclass(frozen=True)
 class Checkpointed:
-    """A checkpoint of this many rounds is on disk."""
+    """A checkpoint of this many rounds is on disk, of the state of this generation."""
+
+    rounds: int
+    generation: int = 0
+
+
+@dataclass(frozen=True)
+class CheckpointFailed:
+    """A checkpoint could not be written; training goes on."""
 
     rounds: int
 
@@ -140,9 +195,10 @@ class DeviceBack:
 
 @dataclass(frozen=True)
 class Late:
-    """Workers that did not get ready in time."""
+    """Workers that did not get ready, or did not halt, in time."""
 
     generation: int
+    phase: JobPhase = "preparing"
 
 
 @dataclass(frozen=True)
@@ -167,7 +223,10 @@ JobEvent = (
     | WorkerMoved
     | RoundDone
     | WorkerFinished
+    | Halted
+    | Kept
     | Checkpointed
+    | CheckpointFailed
     | DeviceGone
     | DeviceBack
     | Late
@@ -190,25 +249,49 @@ class Profile:
 
 @dataclass(frozen=True)
 class MakePlan:
-    """Plan generation ``generation`` over the devices present, without the excluded ones."""
+    """Plan generation ``generation`` over the devices present, without the excluded ones.
+
+    Attributes:
+        generation: of the plan.
+        without: devices that are left out.
+        way: how.
+        old: the last plan, for the ways that change it.
+    """
 
     generation: int
     without: frozenset[str] = frozenset()
+    way: Way = "full"
+    old: Plan | None = None
 
 
 @dataclass(frozen=True)
 class Prepare:
-    """Publish plan and assignments; ask the supervisors for workers; be back within the deadline."""
+    """Publish plan and assignments; ask the supervisors for workers; be back within the deadline.
+
+    Attributes:
+        plan: the new one.
+        start_round: where it begins.
+        sources: for each device, where its state comes from; none for devices that go on with what they have.
+        live: the devices go on with their working state.
+        saved: the coordinator has the state of the start round.
+        base: snapshots of these rounds stay until others are durable.
+        scale: for the step that some devices have yet to take.
+    """
 
     plan: Plan
     start_round: int
+    sources: tuple[tuple[str, tuple[Source, ...]], ...] = ()
+    live: bool = False
+    saved: bool = True
+    base: int = 0
+    scale: float | None = None
 
 
 @dataclass(frozen=True)
-class SendProgram:
-    """Send a worker its program and state."""
+class Halt:
+    """The workers are told to stop and say how far they are; be back within the deadline."""
 
-    agent: str
+    plan: Plan
 
 
 @dataclass(frozen=True)
@@ -241,7 +324,7 @@ class Say:
 
     kind: str
     text: str
-    data: dict[str, str | int | float] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
 
 
-Effect = Import | Profile | MakePlan | Prepare | SendProgram | Feed | StopFeed | Release | Export | Say
+Effect = Import | Profile | MakePlan | Prepare | Halt | Feed | StopFeed | Release | Export | Say

@@ -126,6 +126,7 @@ class ImportedModel:
             model=self.name,
             lo=lo,
             hi=hi,
+            layers=tuple(tuple(sorted(used)) for used in self._used[lo:hi]),
             inputs=tuple(self._port(n) for n in before.live),
             outputs=tuple(self._port(n) for n in after.live),
             tensors=tuple(self._spec(name, lo, hi) for name in builder.tensors),

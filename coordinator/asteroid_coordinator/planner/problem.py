@@ -78,6 +78,7 @@ class Problem:
         tied: parameters that several layers use, by name.
         network: how devices reach each other.
         feed: how samples come; None: every device has them.
+        snapshots: of its own state that each device keeps, see ``core.memory``.
     """
 
     layers: tuple[LayerInfo, ...]
@@ -87,11 +88,12 @@ class Problem:
     tied: Mapping[str, Tied]
     network: Network = field(default_factory=Network)
     feed: FeedCost | None = None
+    snapshots: int = 1
 
     @cached_property
     def sums(self) -> LayerSums:
         """Sums over runs of layers."""
-        return LayerSums(self.layers, self._ties)
+        return LayerSums(self.layers, self._ties, self.snapshots)
 
     @cached_property
     def _ties(self) -> tuple[tuple[tuple[int, ...], int], ...]:
@@ -167,7 +169,7 @@ class Problem:
                 else info.model_copy(update={"activation_bytes": times.activation_bytes})
                 for info, times in zip(self.layers, site.profile.layers, strict=True)
             ]
-            self._measured[site.name] = LayerSums(layers, self._ties)
+            self._measured[site.name] = LayerSums(layers, self._ties, self.snapshots)
         return self._measured[site.name]
 
     def most(self, site: Site, lo: int, hi: int, alive: int, replicas: int) -> int:

@@ -17,6 +17,12 @@ from asteroid_core.plan import Plan, Share, Stage
 Judge = Callable[[Plan, Costs], float]
 """Round time of a plan under its costs, in seconds (the simulator)."""
 
+Change = Callable[[], "Plan | None"]
+"""A plan that differs in one small thing; None if it does not fit."""
+
+Changes = Callable[[Plan, Problem], Iterator[Change]]
+"""Small changes of a plan, each made when asked for."""
+
 GAIN = 1e-3
 """Part of the round time that an improvement has to save, so that noise of rounding does not walk for ever."""
 
@@ -63,7 +69,7 @@ def _key(plan: Plan) -> object:
     )
 
 
-def improve(plan: Plan, jury: Jury, width: int, neighbours: int) -> Plan:
+def improve(plan: Plan, jury: Jury, width: int, neighbours: int, changes: Changes | None = None) -> Plan:
     """Walk to a plan that no small change makes faster.
 
     Args:
@@ -71,7 +77,9 @@ def improve(plan: Plan, jury: Jury, width: int, neighbours: int) -> Plan:
         jury: judges.
         width: plans simulated in one step before the best of them is taken.
         neighbours: changes looked at in one step.
+        changes: that may be made; default: every one.
     """
+    changes = changes or every_change
     best, seconds = plan, jury.seconds(plan)
     while jury.budget > 0:
         hopeful = []
@@ -95,10 +103,6 @@ def improve(plan: Plan, jury: Jury, width: int, neighbours: int) -> Plan:
     return best
 
 
-Change = Callable[[], "Plan | None"]
-"""A plan that differs in one small thing; None if it does not fit."""
-
-
 def _spread(every: list[Change], most: int) -> Sequence[Change]:
     """At most so many, evenly from the whole list."""
     if len(every) <= most:
@@ -106,7 +110,7 @@ def _spread(every: list[Change], most: int) -> Sequence[Change]:
     return [every[i * len(every) // most] for i in range(most)]
 
 
-def changes(plan: Plan, problem: Problem) -> Iterator[Change]:
+def every_change(plan: Plan, problem: Problem) -> Iterator[Change]:
     """Every plan that differs from this one in one small thing, made when asked for."""
     pieces = pieces_of(plan)
     count, micro = len(pieces), plan.micro_size
@@ -115,7 +119,7 @@ def changes(plan: Plan, problem: Problem) -> Iterator[Change]:
     if problem.wishes.stages is None:
         for structure in itertools.chain(_merges(pieces), _splits(pieces, problem)):
             yield partial(_drafted, problem, structure, micro)
-    yield from _shares(plan, problem)
+    yield from moved_samples(plan, problem)
     sizes = sorted(problem.wishes.micro_sizes)
     at = sizes.index(micro)
     for near in (at - 1, at + 1):
@@ -131,6 +135,18 @@ def changes(plan: Plan, problem: Problem) -> Iterator[Change]:
             if keep != pieces[number].warm_up and above >= keep >= pieces[number + 1].warm_up:
                 changed = [*pieces[:number], replace(pieces[number], warm_up=keep), *pieces[number + 1 :]]
                 yield partial(draft, problem, changed, micro)
+
+
+def moved_boundaries(plan: Plan, problem: Problem) -> Iterator[Change]:
+    """Move one boundary between stages."""
+    for structure in _cuts(pieces_of(plan)):
+        yield partial(_drafted, problem, structure, plan.micro_size)
+
+
+def moved_devices(plan: Plan, problem: Problem) -> Iterator[Change]:
+    """Take a device in or out, move it to another stage, or let two change places."""
+    for structure in _places(pieces_of(plan), problem):
+        yield partial(_drafted, problem, structure, plan.micro_size)
 
 
 def _drafted(problem: Problem, pieces: Sequence[Piece], micro: int) -> Plan | None:
@@ -226,8 +242,8 @@ def _splits(pieces: Sequence[Piece], problem: Problem) -> Iterator[list[Piece]]:
                 yield _again(pieces, [*plain[:n], *two, *plain[n + 1 :]])
 
 
-def _shares(plan: Plan, problem: Problem) -> Iterator[Change]:
-    """Move samples inside one group."""
+def moved_samples(plan: Plan, problem: Problem) -> Iterator[Change]:
+    """Move samples between two devices of a group."""
     for number, stage in enumerate(plan.stages):
         for a, b in itertools.permutations(range(len(stage.shares)), 2):
             for step in (1, 2):

@@ -80,7 +80,7 @@ class TensorLink(LinkLoop):
         self._wanted_chunk = chunk_bytes
         self._outbox = Outbox(random.getrandbits(32), self._flow, chunk_bytes)
         self._inbox = Inbox(me, self._flow)
-        self._received: queue.SimpleQueue[tuple[int, Received]] = queue.SimpleQueue()
+        self._received: queue.SimpleQueue[tuple[int, Received | None]] = queue.SimpleQueue()
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue() if events is None else events
         self._generation = -1
         self._epoch = 0
@@ -182,13 +182,15 @@ class TensorLink(LinkLoop):
         self._call(command)
 
     def receive(self, timeout: float | None = None) -> Received | None:
-        """Return the next whole tensor of this generation, or None after ``timeout`` seconds."""
+        """Return the next whole tensor of this generation, or None after ``timeout`` seconds or a control event."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
                 epoch, received = self._received.get(left != 0.0, left)
             except queue.Empty:
+                return None
+            if received is None:
                 return None
             if epoch == self._epoch:
                 return received
@@ -306,6 +308,7 @@ class TensorLink(LinkLoop):
         """Sort a message: control, credit or chunk."""
         if not topic.startswith(topics.DATA):
             self.events.put(Message(topic, bytes(payload), retain, response_topic, correlation))
+            self._received.put((0, None))  # who waits for a tensor looks at what was said
             return
         try:
             self._on_data(topic, payload)

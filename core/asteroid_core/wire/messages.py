@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, PlainSerializer, ValidationError
 from asteroid_core import PROTOCOL, __version__
 from asteroid_core.costs import Costs
 from asteroid_core.errors import WireError
+from asteroid_core.held import Source
 from asteroid_core.plan import Frozen, Plan
 from asteroid_core.spec import DataSpec, JobSpec, OptimizerSpec, TrainSpec
 
@@ -141,8 +142,17 @@ class Report(Message):
     agent: str
     job: str
     generation: int
-    kind: Literal["round", "validation", "late", "failed", "finished"]
+    kind: Literal["round", "validation", "kept", "halted", "late", "failed", "finished"]
     round: int
+    """which one; of ``kept`` and ``halted``, how many have been stepped"""
+    lo: int = 0
+    """first layer of what is kept"""
+    hi: int = 0
+    """one past the last layer of what is kept"""
+    voted: bool = False
+    """of ``halted``: holds the reduced gradients of the next round"""
+    scale: float | None = None
+    """of ``halted``: by which the gradients of its last step were multiplied"""
     loss: float | None = None
     """sum over this device's samples, already divided by the mini-batch's normaliser"""
     correct: float | None = None
@@ -241,6 +251,8 @@ class PlanSummary(Message):
     memory: tuple[DeviceMemory, ...] = ()
     costs: Costs | None = None
     text: str = ""
+    snapshot_every: int = 0
+    """rounds between snapshots; 0: only checkpoints"""
 
 
 JobPhase = Literal[
@@ -268,7 +280,13 @@ class JobState(Message):
     completed: int = 0
     """rounds that every worker has stepped"""
     durable: int = 0
-    """rounds that a checkpoint holds"""
+    """rounds whose state any single loss leaves whole"""
+    durable_generation: int = 0
+    """generation whose snapshots (or checkpoint) made it so; older snapshots are not needed any more"""
+    saved: int = 0
+    """rounds that the coordinator's checkpoint holds"""
+    abandoned: int = 0
+    """rounds of a checkpoint of this generation that could not be written: nobody waits for it"""
     start_round: int = 0
     reason: str = ""
     remedy: str = ""
@@ -287,8 +305,18 @@ class Assignment(Message):
     optimizer: OptimizerSpec
     program_sha256: str
     program_bytes: int
-    state_sha256: str
-    state_bytes: int
+    sources: tuple[Source, ...] = ()
+    """where the state of each of the stage's layers comes from"""
+    live: bool = False
+    """go on with the working state of the generation before; nothing is fetched"""
+    scale: float | None = None
+    """multiplies the gradients of the step that a device has yet to take to reach the start round"""
+    base: int = 0
+    """snapshots of so many rounds are kept until others are durable; all others may go"""
+    start_saved: bool = False
+    """the coordinator holds the state of the start round, so no snapshot of it is needed"""
+    snapshot_every: int = 0
+    """rounds between snapshots that go to the backups too; 0: only checkpoints"""
     start_round: int
     rounds: int
     samples: int

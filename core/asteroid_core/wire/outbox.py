@@ -7,6 +7,8 @@ How loss is found: messages of one publisher stay in order at the broker, so a S
 arrives after them, and what the receiver has not got by then is lost. It answers with exactly that. A sender asks when
 the oldest transfer under way has had no acknowledgement for ``Flow.retry`` seconds, or when it is out of credit
 that long; repeated questions back off. So a slow link is never flooded with repetitions of what is merely late.
+
+Snapshots (``GAPS``) go in the gaps: only when nothing else may go.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ from dataclasses import dataclass, field
 from asteroid_core.errors import InputError
 from asteroid_core.wire.credit import Flow, PoolName, Report, Status
 from asteroid_core.wire.tensor import Kind, Tag, Tensor, chunk_count, pack
+
+GAPS = frozenset({Kind.COPY})
+"""Kinds that wait for every other one."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,7 @@ class Outbox:
         self._acknowledged: list[tuple[str, Kind, int]] = []
         self._pools: dict[tuple[Route | str, Kind], _Pool] = {}
         self._ready: deque[_Pool] = deque()
+        self._patient: deque[_Pool] = deque()
         self._listed: set[int] = set()
 
     def reset(self, generation: int, chunk_bytes: int | None = None) -> int:
@@ -109,6 +115,7 @@ class Outbox:
         self._acknowledged.clear()
         self._pools.clear()
         self._ready.clear()
+        self._patient.clear()
         self._listed.clear()
         return dropped
 
@@ -156,8 +163,8 @@ class Outbox:
 
     def next(self) -> Outgoing | None:
         """Return the next chunk that may go now, taking the pools in turn, repetitions first; None if none may."""
-        while self._ready:
-            pool = self._ready.popleft()
+        while queue := self._ready or self._patient:
+            pool = queue.popleft()
             self._listed.discard(id(pool))
             outgoing = self._next_of(pool)
             if outgoing is not None:
@@ -196,7 +203,7 @@ class Outbox:
     def _list(self, pool: _Pool) -> None:
         if id(pool) not in self._listed and (pool.again or pool.unsent):
             self._listed.add(id(pool))
-            self._ready.append(pool)
+            (self._patient if pool.name.kind in GAPS else self._ready).append(pool)
 
     def on_report(self, source: str, report: Report, now: float) -> bool:
         """Take a receiver's report; return whether it was one of ours and made sense."""

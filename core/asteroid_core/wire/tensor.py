@@ -33,6 +33,8 @@ class Kind(str, Enum):
     RESULT = "result"
     VOTE = "vote"
     CREDIT = "credit"
+    ASK = "ask"
+    COPY = "copy"
 
 
 KINDS: tuple[Kind, ...] = tuple(Kind)
@@ -58,6 +60,11 @@ ITEMSIZE = dict(DTYPES)
 
 TRAINING = 0
 VALIDATION = 1
+
+ASK_STATE, ASK_PROGRAM = 0, 1
+"""What an ``ask`` wants: its index."""
+CHECKPOINT, ANSWER = 0, 1
+"""Why a ``state`` is sent: its index."""
 
 MAGIC = b"ASTR"
 VERSION = 1

@@ -83,7 +83,7 @@ TABLE: tuple[Topic, ...] = (
     Topic("agent_worker", "agents/<agent>/worker/<job>", "WorkerStatus", 1, True, _A, _E,
           "birth and last will of the worker process of a job, with its generation"),
     Topic("agent_report", "agents/<agent>/report/<job>", "Report", 1, False, _A, _C,
-          "what a worker tells the coordinator: round completed, snapshot sent, peer late, failure"),
+          "what a worker tells the coordinator: round completed, snapshot kept, peer late, failure"),
     Topic("agent_profile", "agents/<agent>/profile/<model>", "ProfilePart", 1, False, _A, _C,
           "measured layer times and memory, in numbered parts"),
     Topic("agent_data", "agents/<agent>/data/<job>", "DataInfo", 1, False, _A, _C,
@@ -108,7 +108,7 @@ TABLE: tuple[Topic, ...] = (
           "what happened, one line each"),
     Topic("tensor", "<job>/<generation>/<dst>/<src>/<kind>", "tensor", 1, False, _A, _A,
           "one chunk of a tensor (or of credits) for one receiver: feed, target, act, grad, reduce, state, program, "
-          "probe, result, credit", True),
+          "probe, result, credit, ask, copy", True),
     Topic("multicast", "<job>/<generation>/group/<src>/<stage>/<kind>", "tensor", 1, False, _A, _E,
           "one chunk for every member of a stage (gather) or every worker of the job (vote, stage 'all')", True),
 )  # fmt: skip

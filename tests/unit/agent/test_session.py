@@ -14,6 +14,7 @@ from asteroid_agent.worker.config import MqttConfig, WorkerConfig
 from asteroid_agent.worker.session import Session
 from asteroid_core.clock import MonotonicClock
 from asteroid_core.errors import AsteroidError, ProgramError, WireError
+from asteroid_core.held import Source
 from asteroid_core.wire.messages import encode
 from asteroid_core.wire.tensor import Kind, Tag
 from asteroid_core.wire.topics import build
@@ -37,8 +38,7 @@ def _prepared(change: str = "") -> tuple[Session, ScriptedLink, ScriptedShell, b
             "session": "s1",
             "program_sha256": hashlib.sha256(program).hexdigest(),
             "program_bytes": len(program),
-            "state_sha256": hashlib.sha256(state).hexdigest(),
-            "state_bytes": len(state),
+            "sources": (Source(device="coordinator", lo=0, hi=plan.layers),),
         }
     )
     link, shell = ScriptedLink(), ScriptedShell()
