@@ -113,10 +113,10 @@ def test_layers_are_found_across_snapshots_with_their_optimizer_state() -> None:
 
 
 def test_names_that_are_not_here_are_not_found() -> None:
-    assert keeper_keys(_keeper((1, 3)), {"l1.w", "l9.w"}) == {"l1.w", "opt/l1.w/momentum_buffer", "opt/step"}
+    assert _keys(_keeper((1, 3)), {"l1.w", "l9.w"}) == {"l1.w", "opt/l1.w/momentum_buffer", "opt/step"}
 
 
-def keeper_keys(keeper: Keeper, names: set[str]) -> set[str]:
+def _keys(keeper: Keeper, names: set[str]) -> set[str]:
     return set(keeper.find(3, names))
 
 

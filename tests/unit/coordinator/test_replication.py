@@ -126,7 +126,7 @@ def test_a_device_without_room_for_two_snapshots_is_passed_over() -> None:
 
 
 def test_memory_is_given_away_once() -> None:
-    # c and d both go to the device with room, until it is used up.
+    # a goes to c, which has room for one; b and c both go to a, which has room for two.
     plan = replicas.plan("a | b | c", predicted_s=1.0)
     room = KEPT * 4.0
     budgets = {"a": _need(plan, "a") + 2 * room, "b": _need(plan, "b"), "c": _need(plan, "c") + room}
