@@ -105,15 +105,17 @@ def snapshot_s(problem: Problem, plan: Plan) -> tuple[float, float]:
     The copy in memory stops a device. The transfer goes in the gaps of its link; what it takes from training is the
     part of the time in which the link is busy anyway.
     """
-    stop = transfer = slowed = 0.0
+    stop = slowed = 0.0
+    links: dict[tuple[str, bool], float] = {}
     for stage in plan.stages:
         size = _state(problem, stage)
         stop = max(stop, size / PACK_BYTES_PER_S)
         for backup in stage.backups:
             seconds = size / _speed(problem, stage.leader, backup)
-            transfer = max(transfer, seconds)
+            for end in ((stage.leader, True), (backup, False)):  # several stages may have the same backup
+                links[end] = links.get(end, 0.0) + seconds
             slowed = max(slowed, seconds * max(_busy(problem, plan, stage.leader), _busy(problem, plan, backup)))
-    return stop + slowed, transfer
+    return stop + slowed, max(links.values(), default=0.0)
 
 
 def _busy(problem: Problem, plan: Plan, device: str) -> float:

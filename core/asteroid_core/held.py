@@ -119,8 +119,7 @@ def of_names(state: Mapping[str, Value], names: Collection[str]) -> dict[str, Va
     wanted = frozenset(names)
     out: dict[str, Value] = {}
     for key, value in state.items():
-        parts = key.split("/")
-        slot = parts[0] == "opt" and len(parts) == 3
-        if (parts[1] if slot else key) in wanted or (parts[0] == "opt" and len(parts) == 2):
+        name = key.removeprefix("opt/").rpartition("/")[0] if key.startswith("opt/") else key
+        if name in wanted or not name:
             out[key] = value
     return out

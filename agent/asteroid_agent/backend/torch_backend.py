@@ -83,9 +83,11 @@ class TorchBackend:
         )
 
     def _load_optimizer(self, state: Arrays) -> None:
-        if _STEP not in state or self._optimizer is None:
+        if _STEP not in state:
             return
-        self._steps = int(state[_STEP])
+        self._steps = int(state[_STEP])  # also where nothing is trained: the parts of a checkpoint must agree
+        if self._optimizer is None:
+            return
         for spec, param in zip(self._program.params, self._params, strict=True):
             slots: dict[str, torch.Tensor] = {}
             for slot in _SLOTS[self._spec.kind]:

@@ -194,6 +194,8 @@ def _planned(job: Job, event: Planned) -> Answer:
         reported=(),
         finished=frozenset(),
         abandoned=0,
+        # A device that the plan leaves out gets no assignment, and answers nobody.
+        held=frozenset(item for item in job.held if item.device in plan.devices),
     )
     if event.way == "regroup":
         return _go_on(fresh, said)
@@ -291,7 +293,7 @@ def _kept(job: Job, held: Held) -> Answer:
     plan = job.plan
     if plan is None or held.generation != job.generation or held.device not in plan.devices:
         return job, []
-    if job.phase not in _TRAINING or held.device in _left_out(job):
+    if job.phase not in _TRAINING or held.device in _left_out(job) or 0 < held.rounds <= job.abandoned:
         return job, []
     job = replace(job, held=job.held | {held})
     if held.rounds < job.durable or (held.generation, held.rounds) <= (job.durable_generation, job.durable):

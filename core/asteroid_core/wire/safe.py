@@ -117,7 +117,7 @@ def unpack(data: memoryview) -> dict[str, Array]:
     at = 0
     for name, (_, _, lo, hi) in sorted(places.items(), key=lambda item: item[1][2:]):
         if lo != at:
-            raise WireError(f"The tensor {name} of a state begins at {lo}, not at {at}.")
+            raise WireError(f"The tensor {name[:80]!a} of a state begins at {lo}, not at {at}.")
         at = hi
     if at != len(body):
         raise WireError(f"A state has {len(body)} bytes behind its head, its tensors have {at}.")
@@ -129,7 +129,7 @@ def unpack(data: memoryview) -> dict[str, Array]:
 
 def _place(name: str, entry: object) -> tuple[np.dtype[Any], tuple[int, ...], int, int]:
     """Type, shape and byte range of one row of the head, checked."""
-    wrong = WireError(f"The head of a state says nothing sensible of {name[:80]}.")
+    wrong = WireError(f"The head of a state says nothing sensible of {name[:80]!a}.")
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise wrong
     kind, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -139,7 +139,7 @@ def _place(name: str, entry: object) -> tuple[np.dtype[Any], tuple[int, ...], in
         raise wrong
     lo, hi = offsets
     dtype = _TYPES[kind]
-    if hi - lo != prod(shape) * dtype.itemsize:
+    if hi - lo != prod(shape) * dtype.itemsize or prod(d or 1 for d in shape) * dtype.itemsize >= 1 << 63:
         raise wrong
     return dtype, tuple(shape), lo, hi
 

@@ -152,6 +152,21 @@ def test_a_device_and_its_backup_lost_together_cost_the_rounds_since_the_checkpo
     assert (_prepare(effects).start_round, job.durable) == (2, 2)
 
 
+def test_a_snapshot_of_an_abandoned_round_is_no_longer_counted_on() -> None:
+    job, _ = play(s.Job("j"), *RUNNING, kept("a", 5, 0, 1), s.CheckpointFailed(5), kept("b", 5, 1, 2))
+    assert (job.held, job.abandoned) == (frozenset(), 5)
+
+
+def test_a_device_that_the_new_plan_leaves_out_is_no_source() -> None:
+    start = (*START[:2], s.Profiled(("a", "b", "c")), s.Planned(plan(1, "a", "b", "c")))
+    job, _ = play(s.Job("j"), *start, *ready("a"), *ready("b"), *ready("c"), s.Checkpointed(2, 1))
+    job, _ = play(job, *(kept(d, 4, n, n + 1) for d in "ac" for n in range(3)), s.DeviceGone("b", "gone"))
+    job, effects = play(job, s.Planned(whole(2, "a", 3), "replay"))
+    prepare = _prepare(effects)
+    assert (prepare.start_round, dict(prepare.sources)) == (4, {"a": (Source(device="a", lo=0, hi=3),)})
+    assert {item.device for item in job.held} == {"a"}
+
+
 def whole(generation: int, device: str, layers: int = 2) -> Plan:
     """Everything on one device."""
     stage = Stage(lo=0, hi=layers, shares=(Share(device=device, samples=2),), warm_up=1)

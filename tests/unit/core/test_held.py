@@ -249,3 +249,8 @@ def test_a_state_that_was_divided_by_names_is_whole_again(names: set[str], data:
     one, other = of_names(state, part), of_names(state, names - part)
     assert one.keys() & other.keys() == {"opt/step"}
     assert (one | other).keys() == state.keys()
+
+
+def test_a_name_may_hold_a_slash() -> None:
+    state = {"a/b.w": 1, "opt/a/b.w/exp_avg": 2, "opt/step": 3, "opt/a/c.w/exp_avg": 4}
+    assert of_names(state, ["a/b.w"]) == {"a/b.w": 1, "opt/a/b.w/exp_avg": 2, "opt/step": 3}

@@ -214,6 +214,8 @@ def test_a_head_that_is_believed_fits_the_body(header: dict[str, Any], body: byt
 BODY = b"8" * 8
 DAMAGED: dict[str, memoryview] = {
     "nothing": memoryview(b""),
+    "nothing, of a huge shape": _made({"a": _row(dtype="F64", shape=(0, 2**40, 2**40), hi=0)}),
+    "a name that no message can carry": _made({"\ud800": 1}),
     "half a length": memoryview(b"\x01\0\0\0"),
     "a head beyond the buffer": memoryview((100).to_bytes(8, "little") + b"{}"),
     "the longest head": memoryview((2**64 - 1).to_bytes(8, "little") + b"{}"),
