@@ -26,6 +26,7 @@ from safetensors.numpy import load_file
 
 from asteroid_coordinator.tensorfile import PARTIAL, FileEntry, on_disk, sync_dir, write_file, write_tensors
 from asteroid_core.errors import AsteroidError
+from asteroid_core.held import OPTIMIZER_PREFIX
 from asteroid_core.plan import Frozen
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,6 @@ Tensors = Mapping[str, Array]
 
 FORMAT = 1
 MODEL, OPTIMIZER, MANIFEST = "model.safetensors", "optimizer.safetensors", "manifest.json"
-OPTIMIZER_PREFIX = "opt/"
 _REPLACED = ".old"
 _BLOCK = 1 << 20
 

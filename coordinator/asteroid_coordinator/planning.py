@@ -119,7 +119,7 @@ def plan_job(
     )
 
     def make(problem: Problem) -> PlannedJob:
-        plan, used = _lighter(problem, way, old, generation)
+        plan, used = _lighter(problem, way, old)
         if plan is None:
             made = make_plan(problem, generation, spec.plan.planner, fixed)
         else:
@@ -140,7 +140,7 @@ def plan_job(
 _OFF = ReplicationSpec(every=0)
 
 
-def _lighter(problem: Problem, way: Way, old: Plan | None, generation: int) -> tuple[Plan | None, Way]:
+def _lighter(problem: Problem, way: Way, old: Plan | None) -> tuple[Plan | None, Way]:
     """The least change of the old plan that does without the lost devices; None: plan anew."""
     if old is None or way == "full":
         return None, "full"
@@ -148,9 +148,7 @@ def _lighter(problem: Problem, way: Way, old: Plan | None, generation: int) -> t
     used: Way = "regroup"
     if plan is None:
         plan, used = replay(problem, old, round_time), "replay"
-    if plan is None:
-        return None, "full"
-    return plan.model_copy(update={"generation": generation}), used
+    return (plan, used) if plan is not None else (None, "full")
 
 
 def _feed(imports: Imports, owner: str) -> FeedCost:

@@ -56,16 +56,16 @@ def replicate(problem: Problem, plan: Plan, spec: ReplicationSpec) -> Replicated
         if len(stage.shares) > 1:
             stages.append(stage)
             continue
-        backup = _backup(problem, plan, number, spare)
+        need = KEPT * _state(problem, stage)
+        backup = _backup(problem, plan, number, need, spare)
         if backup is None:
-            need = KEPT * _state(problem, stage) / 1e6
             return Replicated(
                 plan,
                 0,
-                f"no device has the {need:.0f} MB left that copies of {stage.leader}'s stage need: "
+                f"no device has the {need / 1e6:.0f} MB left that copies of {stage.leader}'s stage need: "
                 "a loss goes back to the last checkpoint",
             )
-        spare[backup] -= KEPT * _state(problem, stage)
+        spare[backup] -= need
         stages.append(stage.model_copy(update={"backups": (backup,)}))
     backed = plan.model_copy(update={"stages": tuple(stages)})
     if spec.every != "auto":
@@ -77,15 +77,14 @@ def _state(problem: Problem, stage: Stage) -> int:
     return problem.sums.state(stage.lo, stage.hi, problem.optimizer)
 
 
-def _backup(problem: Problem, plan: Plan, number: int, spare: dict[str, float]) -> str | None:
-    """The device with room for two snapshots and the fastest link; the next stage first, the first after the last."""
+def _backup(problem: Problem, plan: Plan, number: int, need: int, spare: dict[str, float]) -> str | None:
+    """The device with room for the copies and the fastest link; the next stage first, the first after the last."""
     stage = plan.stages[number]
-    size = KEPT * _state(problem, stage)
     behind = [(number + step) % len(plan.stages) for step in range(1, len(plan.stages))]
     best: tuple[float, int, float, str] | None = None
     for distance, other in enumerate(behind):
         for device in plan.stages[other].devices:
-            if spare[device] < size:
+            if spare[device] < need:
                 continue
             rank = (-_speed(problem, stage.leader, device), distance, -spare[device], device)
             if best is None or rank < best:

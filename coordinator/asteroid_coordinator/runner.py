@@ -11,6 +11,7 @@ import queue
 import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -151,7 +152,7 @@ class JobRunner(threading.Thread):
 
     def _take(self, item: JobEvent | StatePart | Question | Report) -> None:
         if isinstance(item, StatePart | Question):
-            self._guard(lambda: self._exchange(item))
+            self._guard(partial(self._exchange, item))
             return
         if isinstance(item, Report):
             for event in self._translate(item):
@@ -163,7 +164,7 @@ class JobRunner(threading.Thread):
         before = self.job.phase
         self.job, effects = decide(self.job, event)
         for effect in effects:
-            if not self._guard(lambda effect=effect: self._perform(effect)):  # type: ignore[misc]
+            if not self._guard(partial(self._perform, effect)):
                 break
         if before not in ENDED and self.job.phase in ENDED:
             self._drop_assignments()
@@ -174,13 +175,16 @@ class JobRunner(threading.Thread):
         try:
             do()
         except AsteroidError as error:
-            self.inbox.put(Broken(error.what, error.remedy, error.exit_code))
+            self._fail(error)
         except Exception as error:
             log.exception("job %s", self.spec.name)
             self.inbox.put(Broken(f"{type(error).__name__}: {error}", "This is a bug; please report the log."))
         else:
             return True
         return False
+
+    def _fail(self, error: AsteroidError) -> None:
+        self.inbox.put(Broken(error.what, error.remedy, error.exit_code))
 
     def _translate(self, report: Report) -> list[JobEvent]:
         if self._score is not None and report.kind in ("round", "validation"):
@@ -370,7 +374,7 @@ class JobRunner(threading.Thread):
 
         def failed(error: Exception) -> None:
             if isinstance(error, AsteroidError):
-                self.inbox.put(Broken(error.what, error.remedy, error.exit_code))
+                self._fail(error)
             else:
                 what = f"The data cannot be read: {type(error).__name__}: {error}."
                 self.inbox.put(Broken(what, "Mend the data set, then resume the job.", 2))
@@ -449,7 +453,7 @@ class JobRunner(threading.Thread):
                 self.narrator.event("checkpoint-failed", f"{error.what} {error.remedy}")
                 self.inbox.put(CheckpointFailed(part.rounds))
                 if part.rounds >= self.job.rounds:
-                    self.inbox.put(Broken(error.what, error.remedy, error.exit_code))
+                    self._fail(error)
                 return
         self.inbox.put(Checkpointed(part.rounds, part.generation))
 

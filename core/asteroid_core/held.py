@@ -16,6 +16,9 @@ from asteroid_core.plan import Frozen, Plan
 
 Value = TypeVar("Value")
 
+OPTIMIZER_PREFIX = "opt/"
+"""Begins the names of optimizer state: ``opt/<parameter>/<slot>``, and ``opt/<counter>`` for all parameters."""
+
 
 class Held(Frozen):
     """A device keeps the state of layers ``[lo, hi)`` after ``rounds`` rounds.
@@ -119,7 +122,7 @@ def of_names(state: Mapping[str, Value], names: Collection[str]) -> dict[str, Va
     wanted = frozenset(names)
     out: dict[str, Value] = {}
     for key, value in state.items():
-        name = key.removeprefix("opt/").rpartition("/")[0] if key.startswith("opt/") else key
+        name = key.removeprefix(OPTIMIZER_PREFIX).rpartition("/")[0] if key.startswith(OPTIMIZER_PREFIX) else key
         if name in wanted or not name:
             out[key] = value
     return out

@@ -13,6 +13,7 @@ from torch import nn
 
 from asteroid_agent.backend.base import Arrays, SampleKeys, Scores, Vector
 from asteroid_core.errors import ProgramError
+from asteroid_core.held import OPTIMIZER_PREFIX
 from asteroid_core.program import StageProgram
 from asteroid_core.randomness import dropout_mask, example_inputs
 from asteroid_core.spec import OptimizerSpec
@@ -20,7 +21,7 @@ from asteroid_core.torch_graph import loss_and_scores, rebuild
 from asteroid_core.wire.tensor import Tensor
 
 _SLOTS = {"sgd": ("momentum_buffer",), "adamw": ("exp_avg", "exp_avg_sq")}
-_STEP = "opt/step"
+_STEP = f"{OPTIMIZER_PREFIX}step"
 
 
 @dataclass
@@ -91,7 +92,7 @@ class TorchBackend:
         for spec, param in zip(self._program.params, self._params, strict=True):
             slots: dict[str, torch.Tensor] = {}
             for slot in _SLOTS[self._spec.kind]:
-                value = state.get(f"opt/{spec.name}/{slot}")
+                value = state.get(f"{OPTIMIZER_PREFIX}{spec.name}/{slot}")
                 if value is None and self._steps and (self._spec.kind == "adamw" or self._spec.momentum > 0):
                     raise ProgramError(f"The state has no {slot} of {spec.name} after {self._steps} steps.")
                 if value is not None:
@@ -279,7 +280,7 @@ class TorchBackend:
                 for slot in _SLOTS[self._spec.kind]:
                     value = self._optimizer.state.get(param, {}).get(slot)
                     if value is not None:
-                        out[f"opt/{spec.name}/{slot}"] = value.detach().cpu().numpy()
+                        out[f"{OPTIMIZER_PREFIX}{spec.name}/{slot}"] = value.detach().cpu().numpy()
         return out
 
 

@@ -15,7 +15,7 @@ from asteroid_core.errors import WireError
 from asteroid_core.ids import COORDINATOR
 from asteroid_core.wire.messages import Assignment, Report
 from asteroid_core.wire.safe import pack, read_names, unpack
-from asteroid_core.wire.tensor import ANSWER, Kind, Tag, Tensor
+from asteroid_core.wire.tensor import ANSWER, CHECKPOINT, Kind, Tag, Tensor
 
 
 class Snapshots:
@@ -80,7 +80,7 @@ class Snapshots:
         """Keep a snapshot, and send it to the backups and, if a checkpoint is due, to the coordinator."""
         data = self._take(rounds, copies=rounds < self._a.rounds)
         if self._saved(rounds) and self._leads:
-            tag = Tag(Kind.STATE, self._a.plan.generation, rounds)
+            tag = Tag(Kind.STATE, self._a.plan.generation, rounds, index=CHECKPOINT)
             self._link.send(COORDINATOR, tag, Tensor.of_bytes(data))
 
     def _take(self, rounds: int, copies: bool) -> memoryview:

@@ -45,7 +45,7 @@ class Jury:
 
     def bound(self, plan: Plan) -> float:
         """A round time that the plan cannot beat."""
-        key = _key(plan)
+        key = shape_of(plan)
         if key not in self._bounds:
             costs = costs_of(plan, self.problem)
             self._bounds[key] = (lower_bound(plan, costs), costs)
@@ -53,7 +53,7 @@ class Jury:
 
     def seconds(self, plan: Plan) -> float:
         """Simulated round time."""
-        key = _key(plan)
+        key = shape_of(plan)
         if key not in self._known:
             self.bound(plan)
             self.budget -= len(plan.devices) * plan.micro_count
@@ -61,7 +61,8 @@ class Jury:
         return self._known[key]
 
 
-def _key(plan: Plan) -> object:
+def shape_of(plan: Plan) -> object:
+    """What the time of a plan depends on."""
     return (
         plan.micro_size,
         plan.order,

@@ -8,13 +8,22 @@ anew pays, but later, while training already goes on.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from asteroid_coordinator.planner.costing import costs_of
 from asteroid_coordinator.planner.draft import Piece, draft, pieces_of, warm_ups
 from asteroid_coordinator.planner.problem import Problem
-from asteroid_coordinator.planner.refine import Judge, Jury, improve, moved_boundaries, moved_devices, moved_samples
+from asteroid_coordinator.planner.refine import (
+    Change,
+    Judge,
+    Jury,
+    improve,
+    moved_boundaries,
+    moved_devices,
+    moved_samples,
+    shape_of,
+)
 from asteroid_core.plan import Plan
 
 BUDGET = 4_000
@@ -41,10 +50,11 @@ def regroup(problem: Problem, old: Plan, judge: Judge) -> Plan | None:
     if made is None or len(made.devices) != sum(len(piece.devices) for piece in pieces):
         return None
     whole = [
-        before if before.devices == piece.devices else after.model_copy(update={"backups": ()})
+        before.model_copy(update={"backups": ()}) if before.devices == piece.devices else after
         for before, after, piece in zip(old.stages, made.stages, pieces, strict=True)
     ]
-    return _finished(made.model_copy(update={"stages": tuple(whole)}), problem, old, judge)
+    plan = made.model_copy(update={"stages": tuple(whole)})
+    return _next(plan, old, judge(plan, costs_of(plan, problem)))
 
 
 def replay(problem: Problem, old: Plan, judge: Judge) -> Plan | None:
@@ -71,13 +81,13 @@ def replay(problem: Problem, old: Plan, judge: Judge) -> Plan | None:
     else:
         return None
     jury = Jury(problem, judge, BUDGET)
-    first = sorted({_shape(plan): plan for plan in plans}.values(), key=jury.bound)[: 2 * WIDTH]
+    first = sorted({shape_of(plan): plan for plan in plans}.values(), key=jury.bound)[: 2 * WIDTH]
     first.sort(key=jury.seconds)
     found = [*first, *(improve(plan, jury, WIDTH, NEIGHBOURS, _small_changes) for plan in first[:2])]
     limit = NEAR * min(jury.seconds(plan) for plan in found)
     near = [plan for plan in found if jury.seconds(plan) <= limit]
     best = min(near, key=lambda plan: (moved(problem, old, plan), jury.seconds(plan)))
-    return _finished(best, problem, old, judge)
+    return _next(best, old, jury.seconds(best))
 
 
 def moved(problem: Problem, old: Plan, new: Plan) -> int:
@@ -96,8 +106,7 @@ def moved(problem: Problem, old: Plan, new: Plan) -> int:
     return total
 
 
-def _finished(plan: Plan, problem: Problem, old: Plan, judge: Judge) -> Plan:
-    seconds = judge(plan, costs_of(plan, problem))
+def _next(plan: Plan, old: Plan, seconds: float) -> Plan:
     return plan.model_copy(update={"generation": old.generation + 1, "predicted_s": seconds})
 
 
@@ -146,7 +155,7 @@ def _by_capacity(problem: Problem, pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _drafts(problem: Problem, pieces: Sequence[Piece], micro: int, old: Plan) -> Iterator[Plan]:
-    """The structure with the larger K that the rule allows where memory suffices, else with the smaller one."""
+    """The structure with the larger and with the smaller K, as far as memory suffices."""
     plain = [(piece.lo, piece.hi, piece.devices) for piece in pieces]
     for wide in (True, False):
         made = draft(problem, warm_ups(plain, wide), micro, planner=old.planner, order=old.order)
@@ -154,9 +163,5 @@ def _drafts(problem: Problem, pieces: Sequence[Piece], micro: int, old: Plan) ->
             yield made
 
 
-def _small_changes(plan: Plan, problem: Problem) -> Iterator[Callable[[], Plan | None]]:
+def _small_changes(plan: Plan, problem: Problem) -> Iterator[Change]:
     return itertools.chain(moved_boundaries(plan, problem), moved_samples(plan, problem), moved_devices(plan, problem))
-
-
-def _shape(plan: Plan) -> tuple[object, ...]:
-    return (plan.micro_size, *((s.lo, s.hi, s.warm_up, s.shares) for s in plan.stages))
