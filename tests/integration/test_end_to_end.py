@@ -68,9 +68,9 @@ def _check(model_file: str, job: Path) -> None:
     assert max(reference.distance(dict(load_file(model_file)), _wanted(job))) < 1e-9
 
 
-def _rounds(name: str, done: Site) -> int:
+def _rounds(name: str, done: Site, kind: str = "saved") -> int:
     answer = done.run("status", name, "--json")
-    return int(answer.json.get("saved", 0)) if answer.code == 0 else 0
+    return int(answer.json[kind]) if answer.code == 0 else 0
 
 
 def test_train_and_export(three: Site, tmp_path: Path) -> None:
@@ -140,4 +140,53 @@ def test_a_device_killed_in_the_middle_changes_no_weight(tmp_path: Path) -> None
         result = json.loads(out)
         assert (result["phase"], result["generation"]) == ("done", 2)
         assert "pi-b" not in result["plan"]
+        _check(result["model_file"], job)
+
+
+BY_HAND = """
+[plan]
+fixed = "{plan}"
+all_devices = true
+
+[checkpoint]
+every = 100000
+
+[replication]
+every = 5
+recovery = "{recovery}"
+"""
+ALONE = "0-3 pi-a:8 | 4-6 pi-b:8 | 7-9 pi-c:8"
+GROUP = "0-4 pi-a:4 pi-b:4 | 5-9 pi-c:8"
+
+
+@pytest.mark.parametrize(
+    ("plan", "recovery", "kind"),
+    [(ALONE, "replay", "replay"), (GROUP, "replay", "regroup"), (ALONE, "heavy", "replay")],
+    ids=["a stage", "a member of a group", "a stage, heavy"],
+)
+def test_a_loss_before_any_checkpoint_is_made_good_by_the_other_devices(
+    tmp_path: Path, plan: str, recovery: str, kind: str
+) -> None:
+    text = JOB.format(rounds=600, owner="").split("[plan]")[0] + BY_HAND.format(plan=plan, recovery=recovery)
+    with site(tmp_path, ("pi-a", "pi-b", "pi-c")) as three:
+        job = three.job("early", text)
+        log = tmp_path / "early.log"
+        with log.open("w") as err:
+            process = subprocess.Popen(
+                three.command("train", job, "--json"), stdout=subprocess.PIPE, stderr=err, text=True, env=environment()
+            )
+        wait_until(lambda: _rounds("early", three, "durable") > 0, f"nothing durable: {log}", 120)
+        three.kill_agent("pi-b")
+        out, _ = process.communicate(timeout=180)
+        story = log.read_text()
+        assert process.returncode == 0, story
+        result = json.loads(out)
+        assert (result["phase"], result["generation"]) == ("done", 2)
+        assert "is saved" not in story.split("pi-b is lost")[0]
+        if kind == "regroup":
+            assert "no weights move, no round is lost" in story or "steps first" in story
+        else:
+            assert "back to round 0" not in story
+            assert "back to round" in story
+        assert ("from coordinator" in story) == (recovery == "heavy")
         _check(result["model_file"], job)
