@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from asteroid_coordinator.job.state import Job
@@ -28,6 +28,10 @@ class Narrator:
         topic = topics.build(key, job=self._job, **fields)
         self._retained.add(topic)
         self._publish(topic, encode(message), True)
+
+    def adopt(self, devices: Collection[str]) -> None:
+        """The broker holds assignments of these devices that an earlier coordinator published."""
+        self._retained |= {topics.build("job_assignment", job=self._job, agent=device) for device in devices}
 
     def drop(self, key: str, **fields: str) -> None:
         """Take a retained message back."""

@@ -181,10 +181,13 @@ class Profiler:
 
     # Called by the job's thread
 
-    def measure(self, spec: JobSpec, imports: Imports, say: Say, cancelled: Callable[[], bool]) -> Measured:
+    def measure(
+        self, spec: JobSpec, imports: Imports, say: Say, cancelled: Callable[[], bool], known: bool = False
+    ) -> Measured:
         """Return the profile of each device, why the others have none, and the links that all share.
 
-        Once ``cancelled`` says so, what was measured until then is returned.
+        Once ``cancelled`` says so, what was measured until then is returned; with ``known`` only what was measured
+        before.
 
         Raises:
             InputError: no device is there.
@@ -202,7 +205,7 @@ class Profiler:
                     done[device.name] = DeviceProfile.from_text(cached)
                 else:
                     todo[device.name] = device
-            if not todo:
+            if not todo or known:
                 say("profiled", f"{len(done)} devices are known already")
                 return Measured(self._with_link(done), {}, self._shared())
             say("profiling", f"measuring {len(imports.model.layers)} layers on {', '.join(sorted(todo))}")

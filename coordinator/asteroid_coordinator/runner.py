@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import queue
+import secrets
 import threading
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from asteroid_coordinator import checkpoint
 from asteroid_coordinator.cluster.registry import Registry
@@ -28,12 +29,10 @@ from asteroid_coordinator.job.state import (
     Export,
     Feed,
     Halt,
-    Halted,
     Import,
     Imported,
     Job,
     JobEvent,
-    Kept,
     Late,
     MakePlan,
     Mode,
@@ -41,25 +40,26 @@ from asteroid_coordinator.job.state import (
     Prepare,
     Profile,
     Profiled,
+    Recall,
     Release,
-    RoundDone,
     Say,
     StopAsked,
     StopFeed,
     Submitted,
-    WorkerFinished,
+    TakenOver,
 )
+from asteroid_coordinator.line import Line
 from asteroid_coordinator.narrator import Narrator
 from asteroid_coordinator.planning import plan_job
 from asteroid_coordinator.profiling import Profiler
+from asteroid_coordinator.reports import translate
+from asteroid_coordinator.saving import Saver
 from asteroid_coordinator.scoreboard import Scoreboard
 from asteroid_coordinator.stock import Question, StatePart, Stock, asked
+from asteroid_coordinator.takeover import Record, alive, wait_for_workers
 from asteroid_core.errors import AsteroidError, InputError
-from asteroid_core.feeding import Feeder
-from asteroid_core.held import Held
 from asteroid_core.ids import COORDINATOR
 from asteroid_core.link.tensors import TensorLink
-from asteroid_core.rounds import passes
 from asteroid_core.spec import JobSpec
 from asteroid_core.wire.messages import (
     Assignment,
@@ -69,9 +69,9 @@ from asteroid_core.wire.messages import (
     JobSpecMessage,
     PlanSummary,
     Report,
+    WorkerStatus,
 )
-from asteroid_core.wire.safe import Array, unpack
-from asteroid_core.wire.tensor import ANSWER, Kind
+from asteroid_core.wire.safe import Array
 
 if TYPE_CHECKING:
     from asteroid_coordinator.importing import Imports
@@ -96,6 +96,7 @@ class Shell:
     registry: Registry
     publish: Callable[[str, bytes, bool], None]
     command: Callable[[str, Command], None]
+    workers: Callable[[str], Mapping[str, WorkerStatus]]
     open_link: Callable[[str], TensorLink]
     profiler: Callable[[], Profiler]
     inspector: Callable[[], Inspector]
@@ -104,27 +105,32 @@ class Shell:
 class JobRunner(threading.Thread):
     """Runs one job from submission to its end."""
 
-    def __init__(self, spec: JobSpec, mode: Mode, shell: Shell, generation: int = 0, resume: bool = False) -> None:
+    def __init__(
+        self,
+        spec: JobSpec,
+        mode: Mode,
+        shell: Shell,
+        *,
+        generation: int = 0,
+        resume: bool = False,
+        record: Record | None = None,
+    ) -> None:
         super().__init__(name=f"job-{spec.name}", daemon=True)
-        self.spec, self._shell = spec, shell
+        self.spec, self._shell, self._mode = spec, shell, mode
+        self._record, self._generation, self._resume = record, generation, resume
+        self.run_id = secrets.token_hex(8) if record is None else record.run
         self.inbox: queue.Queue[JobEvent | StatePart | Question | Report] = queue.Queue()
         self.job = Job(name=spec.name)
         self.narrator = Narrator(spec.name, shell.store, shell.publish)
         self._checkpoints = checkpoint.Checkpoints(shell.directory / "jobs" / spec.name, keep=spec.checkpoint.keep)
+        self._saver = Saver(self._checkpoints, self._saved, self._not_saved)
         self._imports: Imports | None = None
-        self._link: TensorLink | None = None
-        self._receiver: threading.Thread | None = None
-        self._feeder: Feeder | None = None
+        self._line: Line | None = None
         self._stock = Stock()
         self._snapshot_every = 0
-        self._parts: dict[int, dict[int, memoryview]] = {}
         self._score: Scoreboard | None = None
-        self._writing = threading.Lock()
         self._ended = threading.Event()
         self._cancelled = threading.Event()
-        latest = self._checkpoints.latest() if resume else None
-        saved = latest.rounds if latest is not None else 0
-        self.inbox.put(Submitted(mode, saved, generation, heavy=spec.replication.recovery == "heavy"))
 
     @property
     def ended(self) -> bool:
@@ -144,25 +150,47 @@ class JobRunner(threading.Thread):
         """Take events until the job has ended."""
         self.narrator.keep("job_spec", JobSpecMessage(job=self.spec.name, spec=self.spec))
         try:
+            self._take(self._first())
             while self.job.phase not in ENDED:
                 self._take(self.inbox.get())
         finally:
-            self._close()
+            if self._line is not None:
+                self._line.close()
             self._ended.set()
+
+    def _first(self) -> JobEvent:
+        """What this run begins with: workers that outlived another coordinator, a checkpoint, or nothing."""
+        latest = self._checkpoints.latest() if self._resume else None
+        saved = latest.rounds if latest is not None else 0
+        if (record := self._record) is not None:
+            found = wait_for_workers(record, lambda: self._alive(record), self._cancelled.is_set)
+            if found and record.job.plan is not None:
+                self.narrator.adopt(record.job.plan.devices)
+                return TakenOver(record.job, found, saved)
+            self.run_id = secrets.token_hex(8)
+        return Submitted(self._mode, saved, self._generation, heavy=self.spec.replication.recovery == "heavy")
+
+    def _alive(self, record: Record) -> frozenset[str]:
+        present = {device.name for device in self._shell.registry.present()}
+        return alive(record, self._shell.workers(self.spec.name), present)
 
     def _take(self, item: JobEvent | StatePart | Question | Report) -> None:
         if isinstance(item, StatePart | Question):
             self._guard(partial(self._exchange, item))
             return
         if isinstance(item, Report):
-            for event in self._translate(item):
+            self._keep_score(item)
+            if (event := translate(item)) is not None:
                 self._step(event)
             return
         self._step(item)
 
     def _step(self, event: JobEvent) -> None:
-        before = self.job.phase
+        before, old = self.job.phase, self.job
         self.job, effects = decide(self.job, event)
+        if replace(self.job, reported=()) != replace(old, reported=()):
+            # Before anything is done: who takes over must never know less than the workers do.
+            self._shell.store.set_run(self.spec.name, Record(self.run_id, self.job).to_text())
         for effect in effects:
             if not self._guard(partial(self._perform, effect)):
                 break
@@ -186,28 +214,20 @@ class JobRunner(threading.Thread):
     def _fail(self, error: AsteroidError) -> None:
         self.inbox.put(Broken(error.what, error.remedy, error.exit_code))
 
-    def _translate(self, report: Report) -> list[JobEvent]:
-        if self._score is not None and report.kind in ("round", "validation"):
-            metrics = self._score.add(report)
-            if metrics is not None:
-                self.narrator.metrics(metrics)
-                if metrics.kind == "validation":
-                    accuracy = "" if metrics.accuracy is None else f", accuracy {metrics.accuracy:.2%}"
-                    self.narrator.event(
-                        "validation",
-                        f"round {metrics.round + 1}: loss {metrics.loss or 0.0:.4f}{accuracy}",
-                        {"round": metrics.round, "loss": metrics.loss, "accuracy": metrics.accuracy},
-                    )
-        if report.kind == "round":
-            return [RoundDone(report.agent, report.generation, report.round)]
-        if report.kind == "finished":
-            return [WorkerFinished(report.agent, report.generation)]
-        if report.kind == "halted":
-            return [Halted(report.agent, report.generation, report.round, report.voted, report.scale)]
-        if report.kind == "kept" and 0 <= report.lo < report.hi:
-            where = {"rounds": report.round, "lo": report.lo, "hi": report.hi}
-            return [Kept(Held(device=report.agent, generation=report.generation, **where))]
-        return []
+    def _keep_score(self, report: Report) -> None:
+        if self._score is None or report.kind not in ("round", "validation"):
+            return
+        metrics = self._score.add(report)
+        if metrics is None:
+            return
+        self.narrator.metrics(metrics)
+        if metrics.kind == "validation":
+            accuracy = "" if metrics.accuracy is None else f", accuracy {metrics.accuracy:.2%}"
+            self.narrator.event(
+                "validation",
+                f"round {metrics.round + 1}: loss {metrics.loss or 0.0:.4f}{accuracy}",
+                {"round": metrics.round, "loss": metrics.loss, "accuracy": metrics.accuracy},
+            )
 
     # Effects
 
@@ -216,7 +236,11 @@ class JobRunner(threading.Thread):
             case Say(kind=kind, text=text, data=data):
                 self.narrator.event(kind, text, data)
             case Import():
-                self._import()
+                if self._import():
+                    self.inbox.put(Imported(self._need().rounds))
+            case Recall():
+                if self._import():
+                    self._profile(known=True)
             case Profile():
                 self._profile()
             case MakePlan():
@@ -228,14 +252,15 @@ class JobRunner(threading.Thread):
             case Feed(start_round=start_round):
                 self._feed(start_round)
             case StopFeed():
-                if self._feeder is not None:
-                    self._feeder.halt()
+                if self._line is not None:
+                    self._line.stop_feeding()
             case Release(devices=devices):
                 self._release(devices)
             case Export():
                 self._export()
 
-    def _import(self) -> None:
+    def _import(self) -> bool:
+        """Export the model; False if the job was given up meanwhile."""
         from asteroid_coordinator.importing import import_job  # torch: only when a job needs it
 
         self.narrator.tell_state(self.job)
@@ -243,17 +268,18 @@ class JobRunner(threading.Thread):
         if self.spec.data.owner != COORDINATOR:
             data = self._shell.inspector().look(self.spec, self._cancelled.is_set)
             if data is None:
-                return  # given up; the inbox holds why
+                return False  # the inbox holds why
             self.narrator.event("data", f"{data.agent} has {data.text}")
         self._imports = import_job(self.spec, data)
-        for note in self._imports.notes:
-            self.narrator.event("note", note)
-        self.inbox.put(Imported(self._imports.rounds))
+        if self.job.phase == "profiling":
+            for note in self._imports.notes:
+                self.narrator.event("note", note)
+        return True
 
-    def _profile(self) -> None:
+    def _profile(self, known: bool = False) -> None:
         imports = self._need()
         measured = self._shell.profiler().measure(
-            self.spec, imports, lambda kind, text: self.narrator.event(kind, text), self._cancelled.is_set
+            self.spec, imports, self.narrator.event, self._cancelled.is_set, known
         )
         if self._cancelled.is_set():
             return  # the inbox holds why
@@ -296,11 +322,11 @@ class JobRunner(threading.Thread):
     def _prepare(self, effect: Prepare) -> None:
         imports = self._need()
         plan, start_round = effect.plan, effect.start_round
-        if self._link is None:
-            self._open_link()
-        assert self._link is not None
-        self._link.set_generation(plan.generation)
-        self._parts.clear()
+        if self._line is None:
+            self._line = Line(self._shell.open_link(self.spec.name), self.inbox.put)
+        link = self._line.link
+        link.set_generation(plan.generation)
+        self._saver.clear()
         self._drop_assignments(keep=plan.devices)
         self._score = Scoreboard(self.spec.name, self.job.rounds, plan)
         programs = {s: imports.model.stage(s.lo, s.hi).to_bytes() for s in plan.stages}
@@ -311,7 +337,7 @@ class JobRunner(threading.Thread):
             load=lambda: self._load_state(start_round),
         )
         if self.job.heavy and not effect.saved:
-            self._stock.collect(self._link, asked(self.job.held, start_round, plan.layers, imports.model.state_names))
+            self._stock.collect(link, asked(self.job.held, start_round, plan.layers, imports.model.state_names))
         for device in plan.devices:
             self._assign(effect, device)
         self._deadline(READY_S, "preparing")
@@ -347,15 +373,20 @@ class JobRunner(threading.Thread):
             checkpoint_every=self._checkpoint_every(),
             data_owner=self.spec.data.owner,
             data=self.spec.data if self.spec.data.owner == device else None,
-            session=self._shell.session,
+            session=self.run_id,
         )
         self.narrator.keep("job_assignment", assignment, agent=device)
+        self._command(device, "prepare")
+
+    def _command(self, device: str, verb: Literal["prepare", "stop"]) -> None:
+        session, generation = self._shell.session, self.job.generation
         command = Command(
-            id=f"{self.spec.name}-{plan.generation}-{self._shell.session[:8]}",
-            verb="prepare",
+            id=f"{self.spec.name}-{generation}-{verb}-{session[:8]}",
+            verb=verb,
             job=self.spec.name,
-            generation=plan.generation,
-            session=self._shell.session,
+            generation=generation,
+            session=session,
+            run=self.run_id,
         )
         self._shell.command(device, command)
 
@@ -366,11 +397,8 @@ class JobRunner(threading.Thread):
     def _feed(self, start_round: int) -> None:
         if self.spec.data.owner != COORDINATOR:
             return  # the worker there feeds, once it is ready
-        assert self._link is not None
+        assert self._line is not None
         assert self.job.plan is not None
-        imports = self._need()
-        plan = self.job.plan
-        steps = passes(imports.round_plan(plan), start_round, imports.validation, self.spec.train.validate_every)
 
         def failed(error: Exception) -> None:
             if isinstance(error, AsteroidError):
@@ -379,19 +407,11 @@ class JobRunner(threading.Thread):
                 what = f"The data cannot be read: {type(error).__name__}: {error}."
                 self.inbox.put(Broken(what, "Mend the data set, then resume the job.", 2))
 
-        self._feeder = Feeder(self._link, imports.feed_plan(plan), plan, steps, failed)
-        self._feeder.start()
+        self._line.feed(self._need(), self.job.plan, start_round, failed)
 
     def _release(self, devices: tuple[str, ...]) -> None:
         for device in devices:
-            command = Command(
-                id=f"{self.spec.name}-stop-{self.job.generation}-{self._shell.session[:8]}",
-                verb="stop",
-                job=self.spec.name,
-                generation=self.job.generation,
-                session=self._shell.session,
-            )
-            self._shell.command(device, command)
+            self._command(device, "stop")
 
     def _export(self) -> None:
         latest = self._checkpoints.latest()
@@ -419,64 +439,22 @@ class JobRunner(threading.Thread):
         return self._checkpoints.read(latest)
 
     def _exchange(self, item: StatePart | Question) -> None:
-        assert self._link is not None
+        assert self._line is not None
         if isinstance(item, Question):
-            self._stock.answer(self._link, item)
+            self._stock.answer(self._line.link, item)
         elif item.answer and item.generation == self.job.generation:
-            self._stock.collected(self._link, item.source, item.data)
-        else:
-            self._keep_part(item)
+            self._stock.collected(self._line.link, item.source, item.data)
+        elif self.job.plan is not None and item.generation == self.job.generation:
+            self._saver.add(item, self.job.plan)
 
-    def _keep_part(self, part: StatePart) -> None:
-        plan = self.job.plan
-        if plan is None or part.generation != self.job.generation or part.source not in plan.devices:
-            return
-        parts = self._parts.setdefault(part.rounds, {})
-        parts[plan.stage_of(part.source)] = part.data
-        if len(parts) < len(plan.stages):
-            return
-        self._parts = {rounds: p for rounds, p in self._parts.items() if rounds > part.rounds}
-        # A disk is slow, and losses must be answered meanwhile.
-        threading.Thread(
-            target=self._write_checkpoint, args=(part, list(parts.values())), name="checkpoint", daemon=True
-        ).start()
+    def _saved(self, rounds: int, generation: int) -> None:
+        self.inbox.put(Checkpointed(rounds, generation))
 
-    def _write_checkpoint(self, part: StatePart, parts: list[memoryview]) -> None:
-        with self._writing:
-            try:
-                whole: dict[str, Array] = {}
-                for data in parts:
-                    whole.update(unpack(data))
-                self._checkpoints.write(part.rounds, whole, {"generation": part.generation})
-            except AsteroidError as error:
-                # training goes on; the last good checkpoint is kept, and the next one may succeed
-                self.narrator.event("checkpoint-failed", f"{error.what} {error.remedy}")
-                self.inbox.put(CheckpointFailed(part.rounds))
-                if part.rounds >= self.job.rounds:
-                    self._fail(error)
-                return
-        self.inbox.put(Checkpointed(part.rounds, part.generation))
-
-    # Link
-
-    def _open_link(self) -> None:
-        link = self._shell.open_link(self.spec.name)
-        self._link = link
-
-        def receive() -> None:
-            while not self._ended.is_set():
-                received = link.receive(0.5)
-                if received is None:
-                    continue
-                tag, data = received.tag, received.tensor.data
-                if tag.kind is Kind.STATE:
-                    self.inbox.put(StatePart(received.src, tag.generation, tag.round, data, tag.index == ANSWER))
-                elif tag.kind is Kind.ASK:
-                    self.inbox.put(Question(received.src, tag, data))
-                link.release(received)
-
-        self._receiver = threading.Thread(target=receive, name=f"receive-{self.spec.name}", daemon=True)
-        self._receiver.start()
+    def _not_saved(self, rounds: int, error: AsteroidError) -> None:
+        self.narrator.event("checkpoint-failed", f"{error.what} {error.remedy}")
+        self.inbox.put(CheckpointFailed(rounds))
+        if rounds >= self.job.rounds:
+            self._fail(error)
 
     def _need(self) -> Imports:
         if self._imports is None:
@@ -486,12 +464,3 @@ class JobRunner(threading.Thread):
     def _drop_assignments(self, keep: Collection[str] = ()) -> None:
         for device in sorted(set(self._shell.registry.devices) - set(keep)):
             self.narrator.drop("job_assignment", agent=device)
-
-    def _close(self) -> None:
-        if self._feeder is not None:
-            self._feeder.halt()
-        self._ended.set()
-        if self._receiver is not None:
-            self._receiver.join(2.0)
-        if self._link is not None:
-            self._link.close()

@@ -22,6 +22,7 @@ from asteroid_coordinator.profiling import Profiler
 from asteroid_coordinator.runner import JobRunner, Shell
 from asteroid_coordinator.settings import Settings
 from asteroid_coordinator.store import Store
+from asteroid_coordinator.takeover import recall
 from asteroid_core.errors import AsteroidError, BrokerError, InputError, WireError
 from asteroid_core.ids import COORDINATOR
 from asteroid_core.link.base import Connected, Disconnected, Message, Refused, Subscription, Will
@@ -78,6 +79,8 @@ class Coordinator:
         self._control: ControlLink | None = None
         self._connection = ""
         self._jobs: dict[str, JobRunner] = {}
+        self._workers: dict[str, dict[str, WorkerStatus]] = {}
+        """last word of each device's worker, by job"""
         self._listeners: list[Profiler | Inspector] = []
         # Jobs command from their own threads, answers come in the service's.
         self._commands = Commands()
@@ -86,16 +89,22 @@ class Coordinator:
         self._stopping = threading.Event()
         self._online = threading.Event()
         self._failure: AsteroidError | None = None
+        self._takes_over = False
 
     # Life
 
-    def start(self, timeout: float = 10.0) -> None:
+    def start(self, timeout: float = 10.0, take_over: bool = False) -> None:
         """Connect and serve; returns once the coordinator is online.
+
+        Args:
+            timeout: seconds until it must be online.
+            take_over: go on with the jobs that another coordinator, which has died, left running.
 
         Raises:
             BrokerError: the broker cannot be reached or refuses.
             InputError: another coordinator serves this broker.
         """
+        self._takes_over = take_over
         self._control = open_control(self.settings.link_settings(keepalive=5), "asteroid-coordinator", self._will)
         self._thread = threading.Thread(target=self._serve, name="coordinator", daemon=True)
         self._thread.start()
@@ -204,9 +213,17 @@ class Coordinator:
                 self._say("online")  # the late will of an older connection of ours
             elif status.state == "online":
                 self._online.set()  # seen by ourselves, so everybody can see it
+                self._take_over()
             return
         if status.state == "online":
             log.warning("another coordinator (session %s) serves this broker", status.session)
+
+    def _take_over(self) -> None:
+        wanted, self._takes_over = self._takes_over, False
+        for name in self._store.jobs() if wanted else ():
+            if recall(self._store.get_run(name)) is not None:
+                log.warning("job %s was left running and is taken over", name)
+                self._resume(name)
 
     def _on_agent_status(self, fields: Mapping[str, str], payload: bytes) -> None:
         message = _own(decode(AgentStatus, payload), fields)
@@ -233,11 +250,12 @@ class Coordinator:
 
     def _on_agent_worker(self, fields: Mapping[str, str], payload: bytes) -> None:
         status = _own(decode(WorkerStatus, payload), fields)
-        if status.session != self.session:
-            return  # a worker of an earlier start; its supervisor replaces it when the job needs the device
-        for listener in self._listeners:
-            listener.worker(fields["job"], status)
-        if runner := self._jobs.get(fields["job"]):
+        self._workers.setdefault(fields["job"], {})[status.agent] = status
+        if status.session == self.session:
+            for listener in self._listeners:
+                listener.worker(fields["job"], status)
+        # One of an earlier run says nothing; its supervisor replaces it when the job needs the device.
+        if (runner := self._jobs.get(fields["job"])) and status.session == runner.run_id:
             moved = WorkerMoved(status.agent, status.state, status.generation, status.reason, status.connection)
             runner.inbox.put(moved)
 
@@ -344,7 +362,10 @@ class Coordinator:
         state = self._store.state(name)
         if state.get("phase") == "done":
             raise InputError(f"The job {name!r} is done.", f"asteroid export {name} writes its model.")
-        self._begin(JobRunner(spec, "train", self._shell(), int(state.get("generation", 0)), resume=True))
+        record = recall(self._store.get_run(name))
+        generation = int(state.get("generation", 0))
+        shell = self._shell()
+        self._begin(JobRunner(spec, "train", shell, generation=generation, resume=True, record=record))
         return name
 
     def _begin(self, runner: JobRunner) -> None:
@@ -368,6 +389,7 @@ class Coordinator:
             registry=self.registry,
             publish=self._publish,
             command=self._command,
+            workers=lambda job: dict(self._workers.get(job, {})),
             open_link=self._open_link,
             profiler=self._profiler,
             inspector=self._inspector,

@@ -20,7 +20,7 @@ from typing import Any
 from asteroid_core.errors import AsteroidError, InputError
 from asteroid_core.ids import job_id
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the tables; written into the file."""
 
 _TABLES = """
@@ -37,6 +37,8 @@ CREATE TABLE profiles (
     PRIMARY KEY (device, model, backends)
 );
 """
+_RUNS = "CREATE TABLE runs (job TEXT PRIMARY KEY REFERENCES jobs ON DELETE CASCADE, body TEXT NOT NULL);"
+"""Since version 2."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,9 @@ class Store:
                     # A power cut may take the last lines of the story, never the file; checkpoints are synced apart.
                     db.execute("PRAGMA synchronous = NORMAL")
                     if version == 0:
-                        db.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
+                        db.executescript(f"BEGIN IMMEDIATE; {_TABLES} {_RUNS} PRAGMA user_version = {SCHEMA}; COMMIT;")
+                    elif version == 1:
+                        db.executescript(f"BEGIN IMMEDIATE; {_RUNS} PRAGMA user_version = {SCHEMA}; COMMIT;")
             except BaseException:
                 db.close()
                 raise
@@ -195,16 +199,30 @@ class Store:
 
     def set_snapshot(self, job: str, body: str) -> None:
         """Keep where a job is, as a JSON object. Nothing is kept of a job that was not created."""
+        self._keep("snapshots", job, body)
+
+    def get_snapshot(self, job: str) -> str | None:
+        """Return what ``set_snapshot`` kept last."""
+        return self._kept("snapshots", job)
+
+    def set_run(self, job: str, body: str) -> None:
+        """Keep what a coordinator needs to take a running job over. Nothing is kept of a job that was not created."""
+        self._keep("runs", job, body)
+
+    def get_run(self, job: str) -> str | None:
+        """Return what ``set_run`` kept last."""
+        return self._kept("runs", job)
+
+    def _keep(self, table: str, job: str, body: str) -> None:
         with self._transaction() as db:
             db.execute(
-                "INSERT INTO snapshots SELECT job, ? FROM jobs WHERE job = ? "
+                f"INSERT INTO {table} SELECT job, ? FROM jobs WHERE job = ? "
                 "ON CONFLICT (job) DO UPDATE SET body = excluded.body",
                 (body, job),
             )
 
-    def get_snapshot(self, job: str) -> str | None:
-        """Return what ``set_snapshot`` kept last."""
-        rows = self._rows("SELECT body FROM snapshots WHERE job = ?", (job,))
+    def _kept(self, table: str, job: str) -> str | None:
+        rows = self._rows(f"SELECT body FROM {table} WHERE job = ?", (job,))
         return str(rows[0][0]) if rows else None
 
     def state(self, job: str) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def _wanted(state: State, command: Command) -> Answer:
     wanted = Launch(
         command.job,
         _MODES[command.verb],
-        command.session,
+        command.run or command.session,
         command.generation,
         command.model if command.verb == "profile" else "",
         command.data,
@@ -110,7 +110,7 @@ def _wanted(state: State, command: Command) -> Answer:
     if waiting is not None and waiting.job != wanted.job and waiting.session == wanted.session:
         return _answer(state, command.id, False, f"{state.agent} is about to begin {waiting.describe()}.")
     state, answered = _answer(replace(state, waiting=wanted), command.id, True, "")
-    state, effects = end(state, "stopped" if same_start else "replaced: the coordinator was restarted")
+    state, effects = end(state, "stopped" if same_start else "replaced: the job was begun anew")
     return state, answered + effects
 
 

@@ -43,6 +43,7 @@ class Shell:
         self.link.subscribe(
             Subscription(topics.build("job_assignment", job=config.job, agent=config.agent)),
             Subscription(topics.build("job_state", job=config.job)),
+            Subscription(topics.build("coordinator_status")),
         )
 
     def _will(self, connection: str) -> Will:

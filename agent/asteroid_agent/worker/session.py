@@ -35,9 +35,12 @@ from asteroid_core.ids import COORDINATOR
 from asteroid_core.program import StageProgram
 from asteroid_core.rounds import RoundPlan, passes
 from asteroid_core.wire import topics
-from asteroid_core.wire.messages import Assignment, JobState, Report, decode, encode
+from asteroid_core.wire.messages import Assignment, CoordinatorStatus, JobState, Report, decode, encode
 
 log = logging.getLogger(__name__)
+
+KEPT_AGAIN = 32
+"""Reports of kept snapshots that are repeated to a coordinator which comes back."""
 
 
 class Superseded(Exception):
@@ -80,7 +83,8 @@ class Session:
         self._programs: dict[str, StageProgram] = {}
         self._stage: _Stage | None = None
         self._halt = False
-        self._halted = -1
+        self._told: dict[tuple[str, int, int, int], Report] = {}
+        self._coordinator = ""
         self._state_topic = topics.build("job_state", job=config.job)
         self._topic = topics.build("job_assignment", job=config.job, agent=config.agent)
 
@@ -119,9 +123,19 @@ class Session:
                 self._offer(decode(Assignment, payload))
             elif topic == self._state_topic and payload:
                 state = decode(JobState, payload)
-                self._halt = state.phase == "halting" and self._halted < state.generation == self._generation
+                self._halt = state.phase == "halting" and state.generation == self._generation
                 if self._snapshots is not None:
                     self._snapshots.settle(state.durable_generation, state.durable, state.abandoned)
+            elif topic == topics.build("coordinator_status") and payload:
+                self._greet(decode(CoordinatorStatus, payload))
+
+    def _greet(self, status: CoordinatorStatus) -> None:
+        """Tell a coordinator on a new connection again what this generation has told it: some of it may be lost."""
+        if status.state != "online" or status.connection == self._coordinator:
+            return
+        first, self._coordinator = not self._coordinator, status.connection
+        for report in () if first else tuple(self._told.values()):
+            self._publish(report)
 
     def _offer(self, assignment: Assignment) -> None:
         if assignment.agent != self._config.agent or assignment.session != self._config.session:
@@ -141,7 +155,7 @@ class Session:
 
     def _tell_halted(self) -> None:
         """Say how far the working state is."""
-        self._halt, self._halted = False, self._generation
+        self._halt = False
         if self._stage is None:
             return  # nothing to go on with; the coordinator counts us out when we do not answer
         runner = self._stage.runner
@@ -159,6 +173,7 @@ class Session:
     def _serve(self, assignment: Assignment) -> None:
         generation = assignment.plan.generation
         plan = assignment.plan
+        self._told.clear()
         self._link.set_generation(
             generation,
             [group_name(assignment.stage, g) for g, _ in plan.reduction_groups(self._config.agent)],
@@ -231,6 +246,16 @@ class Session:
         return program, open_backend(assignment.backend, program, state, assignment.optimizer, self._config.cores)
 
     def _report(self, message: Report) -> None:
+        if message.kind == "kept":
+            self._told["kept", message.round, message.lo, message.hi] = message
+            # As many as can matter: two snapshots of the own stage, and of those that it is a backup of.
+            for old in [key for key in self._told if key[0] == "kept"][:-KEPT_AGAIN]:
+                del self._told[old]
+        elif message.kind in ("round", "finished"):
+            self._told[message.kind, 0, 0, 0] = message
+        self._publish(message)
+
+    def _publish(self, message: Report) -> None:
         topic = topics.build("agent_report", agent=self._config.agent, job=self._config.job)
         self._shell.publish(topic, encode(message))
 

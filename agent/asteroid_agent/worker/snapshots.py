@@ -38,10 +38,14 @@ class Snapshots:
         self._backend: Backend | None = None
 
     def begin(self, backend: Backend) -> None:
-        """The stage is loaded; keep the state of the start round if nobody else does."""
+        """The stage is loaded; keep the state of the start round if nobody else does.
+
+        If a checkpoint of it was due, its parts may have been lost with the generation before: it is sent again.
+        """
         self._backend = backend
-        if self._a.snapshot_every and not self._a.start_saved:
-            self._take(self._a.start_round, copies=True)
+        start = self._a.start_round
+        if not self._a.start_saved and (self._a.snapshot_every or (self._saved(start) and self._leads)):
+            self.take(start)
 
     # When
 

@@ -20,8 +20,8 @@ EXAMPLES = (
 def coordinator(ui: Ui) -> None:
     """Run the coordinator in the foreground.
 
-    It takes jobs from `asteroid train` on any machine that reaches the broker, and resumes on request those that an
-    earlier run has left.
+    It takes jobs from `asteroid train` on any machine that reaches the broker, takes over those that a coordinator
+    left running when it died, and resumes stopped ones on request.
     """
     with maybe_coordinator(ui) as session:
         if session is not None:
@@ -37,7 +37,7 @@ def coordinator(ui: Ui) -> None:
 
     old = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        with in_process(ui):
+        with in_process(ui, take_over=True):
             notify(f"READY=1\nSTATUS=serving the broker at {ui.settings.address}")
             ui.say(f"Coordinator online on the broker at {ui.settings.address}; state in {ui.settings.state_dir}.")
             if ui.json:  # a script may wait for this line

@@ -107,13 +107,18 @@ def check_version(status: CoordinatorStatus) -> None:
 
 
 @contextmanager
-def in_process(ui: Ui) -> Iterator[None]:
-    """Run a coordinator until the block ends. Imported here: it brings torch, which takes seconds."""
+def in_process(ui: Ui, take_over: bool = False) -> Iterator[None]:
+    """Run a coordinator until the block ends. Imported here: it brings torch, which takes seconds.
+
+    Args:
+        ui: settings and narration.
+        take_over: go on with the jobs that a coordinator which has died left running.
+    """
     from asteroid_coordinator.service import Coordinator
 
     show_logs(ui)
     coordinator = Coordinator(ui.settings)
-    coordinator.start()
+    coordinator.start(take_over=take_over)
     try:
         yield
     finally:

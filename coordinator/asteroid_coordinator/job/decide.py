@@ -42,12 +42,14 @@ from asteroid_coordinator.job.state import (
     Prepare,
     Profile,
     Profiled,
+    Recall,
     Release,
     RoundDone,
     Say,
     StopAsked,
     StopFeed,
     Submitted,
+    TakenOver,
     Way,
     WorkerFinished,
     WorkerMoved,
@@ -93,6 +95,8 @@ def decide(job: Job, event: JobEvent) -> Answer:
     match event:
         case Submitted():
             return _submitted(job, event)
+        case TakenOver():
+            return _taken_over(job, event)
         case Imported():
             return _imported(job, event)
         case Profiled():
@@ -148,6 +152,29 @@ def _submitted(job: Job, event: Submitted) -> Answer:
     )
     text = f"resumed at round {event.saved}" if event.saved else "accepted"
     return fresh, [Say("accepted", text), Import()]
+
+
+def _taken_over(job: Job, event: TakenOver) -> Answer:
+    """Go on with what the workers have if all of them live, otherwise with what the living keep of earlier rounds."""
+    if job.phase != "new":
+        raise ImpossibleEventError(f"{event} in phase {job.phase}")
+    old = event.job
+    assert old.plan is not None, "a job without a plan is submitted again"
+    missing = sorted(set(old.plan.devices) - _left_out(old) - event.alive)
+    said = Say("taken-over", f"taken over at round {old.completed}, generation {old.generation}")
+    job = replace(
+        old,
+        saved=max(old.saved, event.saved),
+        held=frozenset(h for h in old.held if h.device in event.alive),
+        # Others may have been born again meanwhile.
+        excluded=tuple(x for x in old.excluded if x[0] in old.plan.devices),
+    )
+    live = old.phase in ("running", "halting") and not missing
+    effects: list[Effect] = [said, Recall()]
+    if missing:
+        effects.append(Say("note", f"the workers of {', '.join(missing)} have not outlived the coordinator"))
+    job, more = _react(replace(job, phase="running", live=live))
+    return job, [*effects, *more]
 
 
 def _imported(job: Job, event: Imported) -> Answer:
@@ -274,13 +301,11 @@ def _worker(job: Job, event: WorkerMoved) -> Answer:
 def _round(job: Job, event: RoundDone) -> Answer:
     if job.plan is None or event.generation != job.generation or job.phase not in ("running", "halting"):
         return job, []
-    reported = dict(job.reported)
-    reported[event.round] = reported.get(event.round, frozenset()) | {event.agent}
-    completed = job.completed
-    while reported.get(completed) == frozenset(job.plan.devices):
-        del reported[completed]
-        completed += 1
-    return replace(job, completed=completed, reported=tuple(sorted(reported.items()))), []
+    # A worker steps its rounds in order, so its last report speaks for those that were lost on the way.
+    reported = {event.agent: event.round + 1} | dict(job.reported)
+    reported[event.agent] = max(reported[event.agent], event.round + 1)
+    behind = min(reported.get(device, 0) for device in job.plan.devices)
+    return replace(job, completed=max(job.completed, behind), reported=tuple(sorted(reported.items()))), []
 
 
 def _finished(job: Job, event: WorkerFinished) -> Answer:

@@ -60,7 +60,7 @@ class Job:
         halted: what the workers said when they stopped for a change inside their group.
         held: which snapshots the devices keep.
         ready: workers that hold their stage of this generation.
-        reported: for each round not yet completed, the workers that have reported it.
+        reported: for each worker that has reported in this generation, the rounds that it has stepped.
         finished: workers that have nothing left to do.
         connections: the connection that each device's worker last spoke on; the will of another one says nothing.
         excluded: devices left out until they are born again, with the reason.
@@ -83,7 +83,7 @@ class Job:
     halted: tuple[Halted, ...] = ()
     held: frozenset[Held] = frozenset()
     ready: frozenset[str] = frozenset()
-    reported: tuple[tuple[int, frozenset[str]], ...] = ()
+    reported: tuple[tuple[str, int], ...] = ()
     finished: frozenset[str] = frozenset()
     connections: tuple[tuple[str, str], ...] = ()
     excluded: tuple[tuple[str, str], ...] = ()
@@ -103,6 +103,15 @@ class Submitted:
     saved: int = 0
     generation: int = 0
     heavy: bool = False
+
+
+@dataclass(frozen=True)
+class TakenOver:
+    """An earlier coordinator left it running; these workers still have what they had, and a checkpoint ``saved``."""
+
+    job: Job
+    alive: frozenset[str]
+    saved: int
 
 
 @dataclass(frozen=True)
@@ -217,6 +226,7 @@ class Broken:
 
 JobEvent = (
     Submitted
+    | TakenOver
     | Imported
     | Profiled
     | Planned
@@ -240,6 +250,11 @@ JobEvent = (
 @dataclass(frozen=True)
 class Import:
     """Export the model, cut it, open the data."""
+
+
+@dataclass(frozen=True)
+class Recall:
+    """Export the model again and take the profiles that the store keeps; the job goes on meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -327,4 +342,4 @@ class Say:
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
-Effect = Import | Profile | MakePlan | Prepare | Halt | Feed | StopFeed | Release | Export | Say
+Effect = Import | Recall | Profile | MakePlan | Prepare | Halt | Feed | StopFeed | Release | Export | Say

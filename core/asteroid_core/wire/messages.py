@@ -106,7 +106,9 @@ class Command(Message):
     generation: int = 0
     model: str = ""
     session: str = ""
-    """the coordinator's start; a worker of an older one is replaced"""
+    """the coordinator's start; a command of an older one is refused"""
+    run: str = ""
+    """the run of the job, which outlives a coordinator; a worker of an older one is replaced"""
     data: DataSpec | None = None
     """what to inspect"""
     dtype: str = ""
@@ -132,7 +134,7 @@ class WorkerStatus(Message):
     connection: str
     generation: int = 0
     session: str = ""
-    """the coordinator's start that asked for it"""
+    """the run of the job (of a measurement: the coordinator's start) that asked for it"""
     reason: str = ""
 
 
@@ -329,7 +331,7 @@ class Assignment(Message):
     """only for the device that owns the data"""
     backend: str = "torch"
     session: str = ""
-    """the coordinator's start that gave it"""
+    """the run of the job"""
 
 
 class Metrics(Message):
