@@ -293,7 +293,8 @@ def _worker(job: Job, event: WorkerMoved) -> Answer:
     if event.state == "ready" and job.phase == "preparing":
         job = replace(job, ready=job.ready | {event.agent})
         if job.ready == frozenset(plan.devices):
-            said = Say("running", f"round {job.start_round} begins on {len(plan.devices)} devices")
+            words = f"round {job.start_round} begins on {len(plan.devices)} devices"
+            said = Say("running", words, {"round": job.start_round})
             return replace(job, phase="running", live=True, halted=()), [said, Feed(job.start_round)]
     return job, []
 
