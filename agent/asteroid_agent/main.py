@@ -127,7 +127,13 @@ def run(arguments: Sequence[str]) -> int:
     service = Service(
         Parts(
             broker=settings.link_settings(),
-            state=State(settings.name, info, grace_s=settings.grace_s, telemetry_s=settings.telemetry_s),
+            state=State(
+                settings.name,
+                info,
+                grace_s=settings.grace_s,
+                leave_s=settings.leave_s,
+                telemetry_s=settings.telemetry_s,
+            ),
             configure=lambda launch: worker_config(settings, info, launch),
             telemetry=Probe(settings.name),
             notifier=Systemd(),

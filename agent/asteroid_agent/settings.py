@@ -65,6 +65,7 @@ class Settings(Frozen):
         broker: where the broker is.
         lend: what the owner lends.
         telemetry_s: seconds between two telemetry messages.
+        leave_s: seconds that a job has to do without this device when the agent is stopped.
         grace_s: seconds that a worker has to end by itself.
         log_format: ``text`` with the time, ``journal`` with priorities, ``auto`` by where stderr goes.
         verbose: show debug messages.
@@ -74,6 +75,7 @@ class Settings(Frozen):
     broker: BrokerSettings = BrokerSettings()
     lend: Lend = Lend()
     telemetry_s: float = Field(default=5.0, ge=0.1)
+    leave_s: float = Field(default=30.0, ge=0)
     grace_s: float = Field(default=5.0, ge=0)
     log_format: LogFormat = "auto"
     verbose: bool = False

@@ -118,6 +118,7 @@ class Client:
         verb: str,
         *,
         job: str = "",
+        device: str = "",
         spec: JobSpec | None = None,
         options: dict[str, str] | None = None,
         timeout: float = 60.0,
@@ -128,7 +129,7 @@ class Client:
             AsteroidError: what the coordinator answered, with its remedy and exit code, or that it did not answer.
         """
         identity = secrets.token_hex(8)
-        fields = {"id": identity, "verb": verb, "job": job, "spec": spec, "options": options or {}}
+        fields = {"id": identity, "verb": verb, "job": job, "device": device, "spec": spec, "options": options or {}}
         try:
             payload = encode(Request.model_validate(fields))
         except ValueError:

@@ -18,6 +18,7 @@ def translate(report: Report) -> JobEvent | None:
             return Halted(report.agent, report.generation, report.round, report.voted, report.scale)
         case "kept" if 0 <= report.lo < report.hi:
             where = {"rounds": report.round, "lo": report.lo, "hi": report.hi}
-            return Kept(Held(device=report.agent, generation=report.generation, **where))
+            taken = report.generation if report.taken is None else min(report.taken, report.generation)
+            return Kept(Held(device=report.agent, generation=max(taken, 0), **where), report.generation)
         case _:
             return None

@@ -25,6 +25,7 @@ from asteroid_coordinator.job.state import (
     Broken,
     Checkpointed,
     CheckpointFailed,
+    Consider,
     Effect,
     Export,
     Feed,
@@ -40,6 +41,7 @@ from asteroid_coordinator.job.state import (
     Prepare,
     Profile,
     Profiled,
+    Proposed,
     Recall,
     Release,
     Say,
@@ -47,10 +49,11 @@ from asteroid_coordinator.job.state import (
     StopFeed,
     Submitted,
     TakenOver,
+    Way,
 )
 from asteroid_coordinator.line import Line
 from asteroid_coordinator.narrator import Narrator
-from asteroid_coordinator.planning import plan_job
+from asteroid_coordinator.planning import PlannedJob, plan_job
 from asteroid_coordinator.profiling import Profiler
 from asteroid_coordinator.reports import translate
 from asteroid_coordinator.saving import Saver
@@ -60,8 +63,10 @@ from asteroid_coordinator.takeover import Record, alive, wait_for_workers
 from asteroid_core.errors import AsteroidError, InputError
 from asteroid_core.ids import COORDINATOR
 from asteroid_core.link.tensors import TensorLink
+from asteroid_core.plan import Plan
 from asteroid_core.spec import JobSpec
 from asteroid_core.wire.messages import (
+    NO_STAGE,
     Assignment,
     Command,
     DeviceMemory,
@@ -84,6 +89,10 @@ READY_S = 120.0
 
 HALT_S = 10.0
 """Time that workers have to say how far they are, beside a few predicted rounds."""
+
+
+WORTH = 0.9
+"""A plan that was made beside training is taken if its round takes at most this part of the present one."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +137,7 @@ class JobRunner(threading.Thread):
         self._line: Line | None = None
         self._stock = Stock()
         self._snapshot_every = 0
+        self._proposed: PlannedJob | None = None
         self._score: Scoreboard | None = None
         self._ended = threading.Event()
         self._cancelled = threading.Event()
@@ -245,6 +255,8 @@ class JobRunner(threading.Thread):
                 self._profile()
             case MakePlan():
                 self._plan(effect)
+            case Consider():
+                threading.Thread(target=self._consider, args=(effect,), name="planner", daemon=True).start()
             case Prepare():
                 self._prepare(effect)
             case Halt(plan=plan):
@@ -289,8 +301,15 @@ class JobRunner(threading.Thread):
         self.inbox.put(Profiled(tuple(sorted(measured.profiles)), tuple(measured.failed.items())))
 
     def _plan(self, effect: MakePlan) -> None:
+        made = self._make(effect.generation, effect.without, effect.way, effect.old)
+        if made.note:
+            self.narrator.event("note", made.note)
+        self._show(made)
+        self.inbox.put(Planned(made.outcome.plan, made.way))
+
+    def _make(self, generation: int, without: frozenset[str], way: Way, old: Plan | None) -> PlannedJob:
         imports = self._need()
-        present = {d.name: d for d in self._shell.registry.present() if d.name not in effect.without}
+        present = {d.name: d for d in self._shell.registry.present() if d.name not in without}
         usable = {name: p for name, p in imports.profiles.items() if name in present}
         if not usable:
             why = "".join(f" {name}: {reason.rstrip('.')}." for name, reason in self.job.excluded)
@@ -299,10 +318,25 @@ class JobRunner(threading.Thread):
                 f"Start an agent, then: asteroid resume {self.spec.name}",
             )
         devices = {n: d for n, d in present.items() if n in usable}
-        made = plan_job(self.spec, imports, usable, devices, effect.generation, effect.way, effect.old)
-        outcome = made.outcome
-        if made.note:
-            self.narrator.event("note", made.note)
+        return plan_job(self.spec, imports, usable, devices, generation, way, old)
+
+    def _consider(self, effect: Consider) -> None:
+        """Plan beside training; what goes wrong leaves the job as it is."""
+        try:
+            if not effect.must:
+                self._profile(known=False)
+            generation = effect.generation + 1
+            made = self._make(generation, effect.without, "replay" if effect.must else "full", effect.old)
+        except AsteroidError as error:
+            self.narrator.event("note", f"no plan {effect.why}: {error.what}")
+            return
+        better, now = made.outcome.plan.predicted_s, effect.old.predicted_s
+        if effect.must or (better is not None and now is not None and better < WORTH * now):
+            self._proposed = made
+            self.inbox.put(Proposed(made.outcome.plan, effect.generation, f"a plan {effect.why} is taken"))
+
+    def _show(self, made: PlannedJob) -> None:
+        imports, outcome = self._need(), made.outcome
         self._snapshot_every = made.snapshot_every
         summary = PlanSummary(
             job=self.spec.name,
@@ -317,17 +351,19 @@ class JobRunner(threading.Thread):
             snapshot_every=made.snapshot_every,
         )
         self.narrator.keep("job_plan", summary)
-        self.inbox.put(Planned(outcome.plan, made.way))
 
     def _prepare(self, effect: Prepare) -> None:
         imports = self._need()
         plan, start_round = effect.plan, effect.start_round
+        proposed, self._proposed = self._proposed, None
+        if proposed is not None and proposed.outcome.plan.generation == plan.generation:
+            self._show(proposed)
         if self._line is None:
             self._line = Line(self._shell.open_link(self.spec.name), self.inbox.put)
         link = self._line.link
         link.set_generation(plan.generation)
         self._saver.clear()
-        self._drop_assignments(keep=plan.devices)
+        self._drop_assignments(keep={*plan.devices, *effect.serving})
         self._score = Scoreboard(self.spec.name, self.job.rounds, plan)
         programs = {s: imports.model.stage(s.lo, s.hi).to_bytes() for s in plan.stages}
         self._stock = Stock(
@@ -338,7 +374,8 @@ class JobRunner(threading.Thread):
         )
         if self.job.heavy and not effect.saved:
             self._stock.collect(link, asked(self.job.held, start_round, plan.layers, imports.model.state_names))
-        for device in plan.devices:
+        # First those who give: their snapshots are there when the others ask.
+        for device in (*sorted(effect.serving), *plan.devices):
             self._assign(effect, device)
         self._deadline(READY_S, "preparing")
 
@@ -355,13 +392,14 @@ class JobRunner(threading.Thread):
             job=self.spec.name,
             agent=device,
             plan=plan,
-            stage=plan.stage_of(device),
+            stage=NO_STAGE if device in effect.serving else plan.stage_of(device),
             train=self.spec.train,
             optimizer=self.spec.optimizer,
-            program_sha256=self._stock.sha256(device),
-            program_bytes=len(self._stock.programs[device]),
+            program_sha256="" if device in effect.serving else self._stock.sha256(device),
+            program_bytes=0 if device in effect.serving else len(self._stock.programs[device]),
             sources=dict(effect.sources).get(device, ()),
             live=effect.live,
+            moved=device in effect.moved,
             scale=effect.scale,
             base=effect.base,
             start_saved=effect.saved,
@@ -376,7 +414,8 @@ class JobRunner(threading.Thread):
             session=self.run_id,
         )
         self.narrator.keep("job_assignment", assignment, agent=device)
-        self._command(device, "prepare")
+        if device not in effect.serving:  # its worker runs, and its supervisor may be on its way out
+            self._command(device, "prepare")
 
     def _command(self, device: str, verb: Literal["prepare", "stop"]) -> None:
         session, generation = self._shell.session, self.job.generation

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from asteroid_coordinator.cluster.commands import Commands
-from asteroid_coordinator.cluster.registry import Found, Lost, Registry
+from asteroid_coordinator.cluster.registry import Change, Found, Leaving, Lost, Registry
 from asteroid_coordinator.inspecting import Inspector
-from asteroid_coordinator.job.state import Broken, DeviceBack, DeviceGone, Mode, WorkerMoved
+from asteroid_coordinator.job.state import Broken, DeviceBack, DeviceGone, DeviceLeaves, Mode, WorkerMoved
 from asteroid_coordinator.profiling import Profiler
 from asteroid_coordinator.runner import JobRunner, Shell
 from asteroid_coordinator.settings import Settings
@@ -274,18 +274,17 @@ class Coordinator:
         for listener in self._listeners:
             listener.part(part)
 
-    def _changed(self, change: Lost | Found | None) -> None:
+    def _changed(self, change: Change | None) -> None:
         if change is None:
             return
         log.info("%s", change)
         if isinstance(change, Lost):
             with self._commands_lock:
                 self._commands.lost(change.device)
-        event = DeviceGone(change.device, change.reason) if isinstance(change, Lost) else DeviceBack(change.device)
         for runner in self._jobs.values():
-            runner.inbox.put(event)
+            runner.inbox.put(_event(change))
         for listener in self._listeners:
-            if isinstance(change, Lost):
+            if not isinstance(change, Found):
                 listener.lost(change.device, change.reason)
 
     # Requests
@@ -328,6 +327,8 @@ class Coordinator:
                 return Answer(id=request.id, ok=True, job=request.job, data=self._status(request.job))
             case "export":
                 return self._export(request)
+            case "drain":
+                return self._drain(request)
             case "shutdown":
                 self._stopping.set()
                 return Answer(id=request.id, ok=True)
@@ -371,6 +372,19 @@ class Coordinator:
     def _begin(self, runner: JobRunner) -> None:
         self._jobs[runner.spec.name] = runner
         runner.start()
+
+    def _drain(self, request: Request) -> Answer:
+        """Let a device leave; its jobs do without it first."""
+        device = self.registry.devices.get(request.device)
+        if device is None or not device.present:
+            state = "unknown" if device is None or device.status is None else device.status.state
+            raise InputError(
+                f"The device {request.device!r} is {state}.", "asteroid devices lists those that are there."
+            )
+        command = Command(id=f"drain-{request.id}", verb="leave", session=self.session)
+        self._command(request.device, command)
+        jobs = [n for n, r in self._jobs.items() if not r.ended and r.job.plan and request.device in r.job.plan.devices]
+        return Answer(id=request.id, ok=True, data={"device": request.device, "jobs": jobs})
 
     def _export(self, request: Request) -> Answer:
         path = self.settings.state_dir / "jobs" / request.job / "model.safetensors"
@@ -424,6 +438,16 @@ class Coordinator:
 
     def _forget(self, listener: Profiler | Inspector) -> None:
         self._listeners.remove(listener)
+
+
+def _event(change: Change) -> DeviceGone | DeviceLeaves | DeviceBack:
+    match change:
+        case Lost():
+            return DeviceGone(change.device, change.reason)
+        case Leaving():
+            return DeviceLeaves(change.device, change.reason)
+        case Found():
+            return DeviceBack(change.device)
 
 
 def _own(message: Any, fields: Mapping[str, str]) -> Any:

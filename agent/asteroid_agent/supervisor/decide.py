@@ -31,10 +31,12 @@ from asteroid_agent.supervisor.events import (
     TimerKind,
 )
 from asteroid_agent.supervisor.slot import (
+    LEAVES,
     Answer,
     assigned,
     birth,
     drain,
+    end,
     exited,
     heard,
     kill,
@@ -225,6 +227,8 @@ def _timer(state: State, event: TimerFired) -> Answer:
     worker = state.worker
     if worker is None or worker.number != event.number:
         return state, [Log("debug", f"timer {event.kind.value} is late: worker {event.number} has ended")]
+    if event.kind is TimerKind.LEAVE:
+        return end(state, LEAVES)
     if event.kind is TimerKind.KILL:
         text = f"worker of job {worker.launch.job} did not end within {state.grace_s:g} s and is killed"
         state, effects = kill(state)

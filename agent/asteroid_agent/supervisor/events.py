@@ -98,6 +98,8 @@ class TimerKind(str, Enum):
     """What a timer is for."""
 
     TELEMETRY = "telemetry"
+    LEAVE = "leave"
+    """the coordinator had its time to do without this device"""
     KILL = "kill"
     """the worker had its time to end by itself"""
     GIVE_UP = "give-up"

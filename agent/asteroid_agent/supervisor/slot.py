@@ -25,10 +25,12 @@ from asteroid_agent.supervisor.events import (
 )
 from asteroid_agent.supervisor.state import WORDS_KEPT, Phase, State, Word, Worker
 from asteroid_core.wire import topics
-from asteroid_core.wire.messages import AgentStatus, Assignment, Report, WorkerStatus, encode
+from asteroid_core.wire.messages import NO_STAGE, AgentStatus, Assignment, Report, WorkerStatus, encode
 
 GIVE_UP_S = 10.0
 """A process that outlives SIGKILL this long hangs in the kernel; nothing more can be done about it."""
+LEAVES = "the device leaves"
+"""Why a worker is ended."""
 FINAL = frozenset({"exited", "failed", "done"})
 
 Answer = tuple[State, list[Effect]]
@@ -191,7 +193,7 @@ def publish_word(state: State, word: Word) -> list[Effect]:
 
 
 def drain(state: State, reason: str) -> Answer:
-    """Leave: end the worker, then say offline and exit."""
+    """Leave: hand a stage over if a coordinator is there to see to it, end the worker, say offline and exit."""
     if state.phase is Phase.DRAINING:
         return state, []
     state = replace(state, phase=Phase.DRAINING, waiting=None)
@@ -203,7 +205,11 @@ def drain(state: State, reason: str) -> Answer:
     if state.worker is None:
         state, finished = offline(state)
         return state, effects + finished
-    state, ended = end(state, "the device leaves")
+    there = state.coordinator is not None and state.coordinator.state == "online" and state.connection
+    if there and state.worker.launch.mode == "train" and not state.worker.stopping:
+        # The coordinator sees that we are draining, plans without us, and stops the worker once nobody needs it.
+        return state, [*effects, Arm(TimerKind.LEAVE, state.leave_s, state.worker.number)]
+    state, ended = end(state, LEAVES)
     return state, effects + ended
 
 
@@ -268,7 +274,7 @@ def assigned(state: State, assignment: Assignment) -> Answer:
     worker = state.worker
     if worker is None or worker.launch.job != assignment.job or worker.launch.session != assignment.session:
         return state, []
-    stage = f"{assignment.stage + 1}/{len(assignment.plan.stages)}"
+    stage = f"{assignment.stage + 1}/{len(assignment.plan.stages)}" if assignment.stage != NO_STAGE else ""
     return say(replace(state, worker=replace(worker, stage=stage, round=None)))
 
 

@@ -119,6 +119,7 @@ class State:
         agent: name of this device.
         info: what the owner lends.
         grace_s: seconds between asking a worker to end and killing it.
+        leave_s: seconds that a job has to do without this device before its worker is asked to end.
         telemetry_s: seconds between two telemetry messages.
         phase: where we are.
         connection: id of the present connection, empty without one.
@@ -137,6 +138,7 @@ class State:
     agent: str
     info: AgentInfo
     grace_s: float = 5.0
+    leave_s: float = 30.0
     telemetry_s: float = 5.0
     phase: Phase = Phase.INIT
     connection: str = ""

@@ -39,7 +39,7 @@ class Snapshot:
 class Keeper:
     """Keeps what is needed to go back to the last durable round, and what may become the next one."""
 
-    _kept: dict[tuple[str, int, int], Snapshot] = field(default_factory=dict)
+    _kept: dict[tuple[str, int, int, int, int], Snapshot] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -52,15 +52,16 @@ class Keeper:
 
     def keep(self, snapshot: Snapshot) -> None:
         """Add one; the same one again replaces the first."""
-        self._kept[snapshot.source, snapshot.generation, snapshot.rounds] = snapshot
+        key = (snapshot.source, snapshot.generation, snapshot.rounds, snapshot.lo, snapshot.hi)
+        self._kept[key] = snapshot
 
     def settle(self, generation: int, rounds: int) -> None:
         """A round is durable: what is older is not needed any more."""
         self._kept = {key: s for key, s in self._kept.items() if s.age >= (generation, rounds)}
 
-    def only(self, rounds: int) -> None:
+    def only(self, rounds: Collection[int]) -> None:
         """Everybody begins anew from here: snapshots of other rounds are not needed any more."""
-        self._kept = {key: s for key, s in self._kept.items() if s.rounds == rounds}
+        self._kept = {key: s for key, s in self._kept.items() if s.rounds in rounds}
 
     def forget(self, generation: int, rounds: int) -> None:
         """A round will never be durable."""

@@ -35,7 +35,7 @@ from asteroid_core.ids import COORDINATOR
 from asteroid_core.program import StageProgram
 from asteroid_core.rounds import RoundPlan, passes
 from asteroid_core.wire import topics
-from asteroid_core.wire.messages import Assignment, CoordinatorStatus, JobState, Report, decode, encode
+from asteroid_core.wire.messages import NO_STAGE, Assignment, CoordinatorStatus, JobState, Report, decode, encode
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +58,8 @@ class _Stage:
     program: StageProgram
     backend: Backend
     runner: StageRunner
+    generation: int
+    sha256: str
 
 
 class Session:
@@ -174,19 +176,25 @@ class Session:
         generation = assignment.plan.generation
         plan = assignment.plan
         self._told.clear()
+        serves = assignment.stage == NO_STAGE
+        groups = () if serves else plan.reduction_groups(self._config.agent)
         self._link.set_generation(
             generation,
-            [group_name(assignment.stage, g) for g, _ in plan.reduction_groups(self._config.agent)],
+            [group_name(assignment.stage, g) for g, _ in groups],
             {*plan.devices, COORDINATOR, assignment.data_owner, *(s.device for s in assignment.sources)},
         )
         self._snapshots = snapshots = Snapshots(assignment, self._keeper, self._link, self._report)
         self._tell("loading", generation, "")
-        self._keeper.only(assignment.base)
+        self._keeper.only({assignment.base, assignment.start_round})
+        if assignment.moved:
+            self._give_away(assignment, snapshots)
+        if serves:
+            self._stage = None
+            return  # the others ask, until the supervisor ends this process
         fetcher = Fetcher(assignment, self._link, self._keeper, snapshots, self._control)
         if assignment.live:
             program, backend = self._catch_up(assignment)
         else:
-            self._stage = None
             program, backend = self._load(assignment, fetcher)
         snapshots.begin(backend)
         self._tell("ready", generation, "")
@@ -202,7 +210,7 @@ class Session:
             resident_mb=self._resident_mb,
             early=fetcher.early,
         )
-        self._stage = _Stage(program, backend, runner)
+        self._stage = _Stage(program, backend, runner, generation, assignment.program_sha256)
         feeder = self._feeder(assignment) if assignment.data is not None else None
         try:
             runner.run()
@@ -236,8 +244,24 @@ class Session:
         stage.runner.catch_up(assignment.start_round, assignment.scale)
         return stage.program, stage.backend
 
+    def _give_away(self, assignment: Assignment, snapshots: Snapshots) -> None:
+        """Step as far as the others, and keep the state there for who takes layers over.
+
+        Raises:
+            WireError: there is no working state, or it cannot be brought to the start round.
+        """
+        stage = self._stage
+        if stage is None:
+            raise WireError("This device is to hand over a stage that it does not hold.", "Resume the job.")
+        stage.runner.catch_up(assignment.start_round, assignment.scale)
+        snapshots.give_away(stage.backend, stage.generation, stage.program.lo, stage.program.hi)
+
     def _load(self, assignment: Assignment, fetcher: Fetcher) -> tuple[StageProgram, Backend]:
-        """Fetch program and state, and load them."""
+        """Fetch program and state, and load them; a stage that stays where it is is not loaded again."""
+        stage = self._stage
+        if assignment.moved and stage is not None and stage.sha256 == assignment.program_sha256:
+            return stage.program, stage.backend
+        self._stage = None
         program = fetcher.program(self._programs)
         state = fetcher.state(program)
         if assignment.program_sha256 not in self._programs:

@@ -32,7 +32,7 @@ class Snapshots:
         self, assignment: Assignment, keeper: Keeper, link: TensorPort, report: Callable[[Report], None]
     ) -> None:
         self._a, self._keeper, self._link, self._report = assignment, keeper, link, report
-        self._stage = assignment.plan.stages[assignment.stage]
+        self._stage = assignment.plan.stages[max(assignment.stage, 0)]
         self._last: int | None = None
         self._settled = -1
         self._backend: Backend | None = None
@@ -46,6 +46,12 @@ class Snapshots:
         start = self._a.start_round
         if not self._a.start_saved and (self._a.snapshot_every or (self._saved(start) and self._leads)):
             self.take(start)
+
+    def give_away(self, backend: Backend, generation: int, lo: int, hi: int) -> None:
+        """Keep the working state of layers ``[lo, hi)`` at the start round, as an older generation had it."""
+        a = self._a
+        self._keeper.keep(Snapshot(a.agent, generation, a.start_round, lo, hi, pack(backend.state())))
+        self._tell(a.start_round, lo, hi, generation)
 
     # When
 
@@ -102,8 +108,14 @@ class Snapshots:
     def _keep(self, source: str, rounds: int, lo: int, hi: int, data: memoryview) -> None:
         a = self._a
         self._keeper.keep(Snapshot(source, a.plan.generation, rounds, lo, hi, data))
+        self._tell(rounds, lo, hi)
+
+    def _tell(self, rounds: int, lo: int, hi: int, taken: int | None = None) -> None:
+        a, generation = self._a, self._a.plan.generation
         self._report(
-            Report(agent=a.agent, job=a.job, generation=a.plan.generation, kind="kept", round=rounds, lo=lo, hi=hi)
+            Report(
+                agent=a.agent, job=a.job, generation=generation, kind="kept", round=rounds, lo=lo, hi=hi, taken=taken
+            )
         )
 
     # For others

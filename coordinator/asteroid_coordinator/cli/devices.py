@@ -14,20 +14,25 @@ from rich.text import Text
 
 from asteroid_coordinator.cli.common import Ui
 from asteroid_coordinator.cli.render import device_notes, devices_table
-from asteroid_coordinator.cli.session import on_broker
+from asteroid_coordinator.cli.session import found_coordinator, on_broker
 from asteroid_coordinator.client import DEVICE_TOPICS, Client, Heard
 from asteroid_coordinator.cluster.registry import Registry
+from asteroid_core.errors import AsteroidError, InputError
+from asteroid_core.ids import device_id
 from asteroid_core.wire.messages import AgentInfo, AgentStatus, Telemetry, WorkerStatus
 
 EXAMPLES = (
     ("asteroid devices", "once"),
     ("asteroid devices --watch", "until Ctrl-C"),
+    ("asteroid devices drain pi-a", "hand its work over, then end its agent"),
     ("asteroid devices --json | jq -r '.[] | select(.present) | .name'", "names of those that can train"),
 )
 RETAINED_S = 1.0
 """Retained messages arrive within a round trip; who has said nothing by then is not there."""
 TELEMETRY_S = 6.0
 """Devices send telemetry every 5 s; one interval and a little."""
+LEAVE_S = 60.0
+"""A device gives its jobs 30 s, then its worker 5 s."""
 WORKING = frozenset({"starting", "loading", "ready", "running", "paused"})
 
 
@@ -105,15 +110,23 @@ def collect(client: Client, seconds: float = TELEMETRY_S) -> Roster:
 
 def devices(
     ui: Ui,
+    action: Annotated[
+        str | None, typer.Argument(metavar="[drain", help="Let a device leave.", show_default=False)
+    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME]", help="Which one.", show_default=False)] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep the table up to date until Ctrl-C.")] = False,
     wait: Annotated[
         float, typer.Option("--wait", metavar="SECONDS", min=0.0, help="How long to wait for telemetry.")
     ] = TELEMETRY_S,
 ) -> None:
-    """Show the devices on the broker.
+    """Show the devices on the broker, or let one leave.
 
-    AGE is how long a device has been up; MEMORY and CORES are what its owner lends.
+    AGE is how long a device has been up; MEMORY and CORES are what its owner lends. `drain` is for a device that shall
+    be switched off: running jobs are planned without it, it hands its part of the model over, then its agent ends.
     """
+    if action is not None:
+        _drain(ui, action, name, wait)
+        return
     with on_broker(ui) as client:
         roster = collect(client, 0.5 if watch else wait)
         if watch and not ui.json:
@@ -128,6 +141,26 @@ def devices(
             f"No device has shown up on the broker at {ui.settings.address}. "
             "Start asteroid-agent on one and point it at this broker, or try `asteroid demo`."
         )
+
+
+def _drain(ui: Ui, action: str, name: str | None, wait: float) -> None:
+    if action != "drain" or name is None:
+        raise InputError(f"{action!r} is not something to do with devices.", "Use: asteroid devices drain NAME")
+    device = device_id(name)
+    with found_coordinator(ui, "Nobody can take its work over") as session:
+        client = session.client
+        client.subscribe("agent_status")
+        jobs = client.request("drain", device=device).data.get("jobs", [])
+        ui.say(f"{device} leaves{'; ' + ', '.join(jobs) + ' goes on without it' if jobs else ''}.")
+        deadline = time.monotonic() + max(wait, LEAVE_S)
+        while time.monotonic() < deadline:
+            for heard in client.follow(0.5):
+                status = heard.message
+                if isinstance(status, AgentStatus) and status.agent == device and status.state in ("offline", "lost"):
+                    ui.result({"device": device, "state": status.state, "jobs": jobs}, device)
+                    ui.say(f"{device} is {status.state}. It can be switched off.")
+                    return
+    raise AsteroidError(f"{device} has not left within {max(wait, LEAVE_S):.0f} s.", "Look at: asteroid devices")
 
 
 def _watch(ui: Ui, client: Client, roster: Roster) -> None:

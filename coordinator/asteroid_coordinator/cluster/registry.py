@@ -39,10 +39,21 @@ class Lost:
 
 
 @dataclass(frozen=True)
+class Leaving:
+    """A device that was present is about to leave."""
+
+    device: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Found:
     """A device that was not present is now."""
 
     device: str
+
+
+Change = Lost | Leaving | Found
 
 
 @dataclass
@@ -51,8 +62,8 @@ class Registry:
 
     devices: dict[str, Device] = field(default_factory=dict)
 
-    def status(self, message: AgentStatus) -> Lost | Found | None:
-        """Take a birth or a last will; says whether that makes the device lost or found."""
+    def status(self, message: AgentStatus) -> Change | None:
+        """Take a birth or a last will; says whether that makes the device lost, leaving or found."""
         old = self.devices.get(message.agent, Device(message.agent))
         if (
             message.state == "lost"
@@ -65,7 +76,7 @@ class Registry:
         self.devices[message.agent] = new
         return self._change(old, new)
 
-    def info(self, message: AgentInfo) -> Lost | Found | None:
+    def info(self, message: AgentInfo) -> Change | None:
         """Take a device's capabilities."""
         old = self.devices.get(message.agent, Device(message.agent))
         new = replace(old, info=message)
@@ -90,10 +101,14 @@ class Registry:
         )
 
     @staticmethod
-    def _change(old: Device, new: Device) -> Lost | Found | None:
-        if old.present and not new.present:
-            state = new.status.state if new.status else "unknown"
-            return Lost(new.name, (new.status.reason if new.status else "") or state)
+    def _change(old: Device, new: Device) -> Change | None:
+        state = new.status.state if new.status else "unknown"
+        reason = (new.status.reason if new.status else "") or state
+        if old.present and state == "draining":
+            return Leaving(new.name, reason)
+        was_leaving = old.status is not None and old.status.state == "draining"
+        if (old.present and not new.present) or (was_leaving and state in ("lost", "offline")):
+            return Lost(new.name, reason)
         if new.present and not old.present:
             return Found(new.name)
         return None

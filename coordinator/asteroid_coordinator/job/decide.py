@@ -18,18 +18,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from asteroid_coordinator.job import losses
+from asteroid_coordinator.job.losses import gone, left_out, make_plan, react
+from asteroid_coordinator.job.moving import Answer, begin, covers, go_back, go_on, move_on
 from asteroid_coordinator.job.state import (
-    ACTIVE,
     ENDED,
+    TRAINING,
     Broken,
     Checkpointed,
     CheckpointFailed,
     DeviceBack,
     DeviceGone,
+    DeviceLeaves,
     Effect,
     Export,
     Feed,
-    Halt,
     Halted,
     Import,
     Imported,
@@ -37,11 +40,10 @@ from asteroid_coordinator.job.state import (
     JobEvent,
     Kept,
     Late,
-    MakePlan,
     Planned,
-    Prepare,
     Profile,
     Profiled,
+    Proposed,
     Recall,
     Release,
     RoundDone,
@@ -50,15 +52,11 @@ from asteroid_coordinator.job.state import (
     StopFeed,
     Submitted,
     TakenOver,
-    Way,
     WorkerFinished,
     WorkerMoved,
 )
-from asteroid_core.held import Held, Source, newest, secured, sources
-from asteroid_core.ids import COORDINATOR
+from asteroid_core.held import secured
 from asteroid_core.plan import Plan
-
-Answer = tuple[Job, list[Effect]]
 
 LATE: dict[str, str] = {
     "Imported": "the job was stopped or failed while its model was being exported",
@@ -72,6 +70,8 @@ LATE: dict[str, str] = {
     "CheckpointFailed": "the round has become durable on the devices, or the job ended",
     "Checkpointed": "an older checkpoint was written after a newer one, or after the job ended",
     "DeviceGone": "the device does not take part, or the job has ended",
+    "DeviceLeaves": "the device does not take part, or the job has ended",
+    "Proposed": "the plan has changed meanwhile",
     "DeviceBack": "the device was never left out",
     "Late": "the workers got ready, or the plan changed, before the deadline",
     "StopAsked": "the job has ended already",
@@ -80,8 +80,6 @@ LATE: dict[str, str] = {
 """Events that may arrive when nothing needs to be done, and why."""
 
 _GONE = frozenset({"failed", "exited", "lost"})
-_TRAINING = frozenset({"preparing", "running", "halting"})
-"""Phases in which workers of the plan are there."""
 
 
 class ImpossibleEventError(Exception):
@@ -110,19 +108,23 @@ def decide(job: Job, event: JobEvent) -> Answer:
         case WorkerFinished():
             return _finished(job, event)
         case Halted():
-            return _halted(job, event)
+            return losses.halted(job, event)
         case Kept():
-            return _kept(job, event.held)
+            return _kept(job, event)
         case Checkpointed():
             return _checkpointed(job, event)
         case CheckpointFailed():
             return _abandoned(job, event.rounds)
         case DeviceGone():
-            return _gone(job, event.device, event.reason)
+            return losses.gone(job, event.device, event.reason)
+        case DeviceLeaves():
+            return losses.leaves(job, event)
+        case Proposed():
+            return losses.proposed(job, event)
         case DeviceBack():
-            return replace(job, excluded=tuple(x for x in job.excluded if x[0] != event.device)), []
+            return losses.back(job, event.device)
         case Late():
-            return _late(job, event)
+            return losses.late(job, event)
         case StopAsked():
             effects: list[Effect] = [StopFeed(), *_release(job), Say("stopped", f"stopped at round {job.saved}")]
             return replace(job, phase="stopped", reason="stopped on request"), effects
@@ -160,7 +162,7 @@ def _taken_over(job: Job, event: TakenOver) -> Answer:
         raise ImpossibleEventError(f"{event} in phase {job.phase}")
     old = event.job
     assert old.plan is not None, "a job without a plan is submitted again"
-    missing = sorted(set(old.plan.devices) - _left_out(old) - event.alive)
+    missing = sorted(set(old.plan.devices) - left_out(old) - event.alive)
     said = Say("taken-over", f"taken over at round {old.completed}, generation {old.generation}")
     job = replace(
         old,
@@ -173,7 +175,7 @@ def _taken_over(job: Job, event: TakenOver) -> Answer:
     effects: list[Effect] = [said, Recall()]
     if missing:
         effects.append(Say("note", f"the workers of {', '.join(missing)} have not outlived the coordinator"))
-    job, more = _react(replace(job, phase="running", live=live))
+    job, more = react(replace(job, phase="running", live=live))
     return job, [*effects, *more]
 
 
@@ -193,109 +195,56 @@ def _profiled(job: Job, event: Profiled) -> Answer:
             *says,
             Say("profiled", f"profiled {len(event.devices)} devices"),
         ]
-    return replace(job, phase="planning"), [*says, _make_plan(job)]
-
-
-def _make_plan(job: Job, way: Way = "full") -> MakePlan:
-    old = None if way == "full" else job.plan
-    return MakePlan(job.generation + 1, _left_out(job), way, old)
-
-
-def _left_out(job: Job) -> frozenset[str]:
-    return frozenset(name for name, _ in job.excluded)
+    return replace(job, phase="planning"), [*says, make_plan(job)]
 
 
 def _planned(job: Job, event: Planned) -> Answer:
     plan, old = event.plan, job.plan
-    if job.phase != "planning" or plan.generation != job.generation + 1 or _left_out(job) & set(plan.devices):
+    if job.phase != "planning" or plan.generation != job.generation + 1 or left_out(job) & set(plan.devices):
         return job, []
     said = Say("planned", f"plan {plan.generation}: {plan.describe()}")
     if job.mode == "plan":
         return replace(job, plan=plan, generation=plan.generation, phase="done", reason="planned"), [said]
-    fresh = replace(
-        job,
-        phase="preparing",
-        plan=plan,
-        generation=plan.generation,
-        ready=frozenset(),
-        reported=(),
-        finished=frozenset(),
-        abandoned=0,
-        # A device that the plan leaves out gets no assignment, and answers nobody.
-        held=frozenset(item for item in job.held if item.device in plan.devices),
-    )
+    fresh = begin(job, plan)
     if event.way == "regroup":
-        return _go_on(fresh, said)
-    return _go_back(fresh, old, said)
+        answer = go_on(fresh, said)
+    elif old is not None and covers(old, {item.agent for item in job.halted}):
+        answer = move_on(fresh, old, said)
+    else:
+        answer = go_back(fresh, old, said)
+    return _let_go(answer, old)
 
 
-def _go_on(job: Job, said: Say) -> Answer:
-    """New shares: everybody goes on with the state it has, from where the first one is."""
-    plan = job.plan
-    assert plan is not None
-    start = max(item.rounds for item in job.halted)
-    scale = next((item.scale for item in job.halted if item.rounds == start), None)
-    behind = sorted(item.agent for item in job.halted if item.rounds < start)
-    words = f"the survivors get new shares and run round {start} again: no weights move, no round is lost"
-    if behind:
-        words = f"the survivors get new shares and go on with round {start}; {', '.join(behind)} steps first"
-    base = newest(job.held, plan.layers, job.saved)
-    job = replace(job, live=True, halted=(), start_round=start, completed=start, held=_of_round(job.held, base))
-    prepare = Prepare(plan, start, live=True, saved=start == job.saved, base=base, scale=scale)
-    return job, [said, Say("regroup", words, {"round": start}), prepare]
-
-
-def _go_back(job: Job, old: Plan | None, said: Say) -> Answer:
-    """Boundaries move: everybody takes the state of the newest round that is whole."""
-    plan = job.plan
-    assert plan is not None
-    start = newest(job.held, plan.layers, job.saved)
-    come = sources(job.held, start, plan, COORDINATOR, COORDINATOR if job.heavy else None)
-    effects: list[Effect] = [said]
-    if old is not None:
-        effects.append(Say("replay", *_moves(job, start, come)))
-    base = _of_round(job.held, start)
-    job = replace(job, live=False, halted=(), start_round=start, completed=start, durable=start, held=base)
-    return job, [*effects, Prepare(plan, start, tuple(come.items()), saved=start == job.saved, base=start)]
-
-
-def _moves(job: Job, start: int, come: dict[str, tuple[Source, ...]]) -> tuple[str, dict[str, object]]:
-    """What goes where, as a sentence and as data."""
-    moves = [
-        {"from": source.device, "to": device, "lo": source.lo, "hi": source.hi}
-        for device, each in come.items()
-        for source in each
-        if source.device != device
-    ]
-    lost = job.completed - start
-    words = f"back to round {start}" + (f", {lost} rounds are run again" if lost > 0 else "")
-    said = [f"layers {m['lo']}-{int(str(m['hi'])) - 1} from {m['from']} to {m['to']}" for m in moves]
-    words += f"; {', '.join(said)}" if said else "; no layer moves"
-    return words, {"round": start, "again": max(0, lost), "moves": moves}
-
-
-def _of_round(held: frozenset[Held], rounds: int) -> frozenset[Held]:
-    return frozenset(item for item in held if item.rounds == rounds)
+def _let_go(answer: Answer, old: Plan | None) -> Answer:
+    """End the workers that neither train nor serve any more."""
+    job, effects = answer
+    if old is None or job.plan is None:
+        return answer
+    free = set(old.devices) - set(job.plan.devices) - job.serving - left_out(job)
+    return job, [*effects, Release(tuple(sorted(free)))] if free else effects
 
 
 def _worker(job: Job, event: WorkerMoved) -> Answer:
     plan = job.plan
-    if plan is None or event.agent not in plan.devices or job.phase not in _TRAINING:
+    if plan is None or not losses.involved(job, event.agent) or job.phase not in TRAINING:
         return job, []
     if event.state in _GONE:
         if event.state == "lost" and (event.agent, event.connection) not in job.connections:
             return job, []  # the late will of an older connection, or of a worker that this one has replaced
-        return _gone(job, event.agent, event.reason or f"its worker is {event.state}")
+        return gone(job, event.agent, event.reason or f"its worker is {event.state}")
     others = tuple(c for c in job.connections if c[0] != event.agent)
     job = replace(job, connections=(*others, (event.agent, event.connection)))
     if event.generation != job.generation:
         return job, []
-    if event.state == "ready" and job.phase == "preparing":
+    if event.state == "ready" and job.phase == "preparing" and event.agent in plan.devices:
         job = replace(job, ready=job.ready | {event.agent})
         if job.ready == frozenset(plan.devices):
             words = f"round {job.start_round} begins on {len(plan.devices)} devices"
             said = Say("running", words, {"round": job.start_round})
-            return replace(job, phase="running", live=True, halted=()), [said, Feed(job.start_round)]
+            free: list[Effect] = [Release(tuple(sorted(job.serving)))] if job.serving else []
+            held = frozenset(item for item in job.held if item.device not in job.serving)
+            job = replace(job, phase="running", live=True, halted=(), serving=frozenset(), held=held)
+            return job, [said, Feed(job.start_round), *free, *losses.hand_over(job)]
     return job, []
 
 
@@ -315,11 +264,11 @@ def _finished(job: Job, event: WorkerFinished) -> Answer:
     return _end(replace(job, finished=job.finished | {event.agent}))
 
 
-def _kept(job: Job, held: Held) -> Answer:
-    plan = job.plan
-    if plan is None or held.generation != job.generation or held.device not in plan.devices:
+def _kept(job: Job, event: Kept) -> Answer:
+    plan, held = job.plan, event.held
+    if plan is None or event.generation != job.generation or not losses.involved(job, held.device):
         return job, []
-    if job.phase not in _TRAINING or held.device in _left_out(job) or 0 < held.rounds <= job.abandoned:
+    if job.phase not in TRAINING or held.device in left_out(job) or 0 < held.rounds <= job.abandoned:
         return job, []
     job = replace(job, held=job.held | {held})
     if held.rounds < job.durable or (held.generation, held.rounds) <= (job.durable_generation, job.durable):
@@ -336,7 +285,7 @@ def _checkpointed(job: Job, event: Checkpointed) -> Answer:
     if event.rounds <= job.saved:
         return job, []
     job = replace(job, saved=event.rounds)
-    if event.generation == job.generation and event.rounds >= job.durable and job.phase in _TRAINING:
+    if event.generation == job.generation and event.rounds >= job.durable and job.phase in TRAINING:
         job = _durable(job, event.rounds)
     job, effects = _end(job)
     return job, [Say("checkpoint", f"round {event.rounds} is saved", {"round": event.rounds}), *effects]
@@ -352,73 +301,3 @@ def _end(job: Job) -> Answer:
     if job.plan is None or job.saved < job.rounds or job.finished != frozenset(job.plan.devices):
         return job, []
     return replace(job, phase="done", reason="trained"), [StopFeed(), Export(), *_release(job)]
-
-
-# Losses
-
-
-def _gone(job: Job, device: str, reason: str) -> Answer:
-    if job.phase not in ACTIVE:
-        return job, []
-    if job.phase in _TRAINING and job.plan is not None and device not in job.plan.devices:
-        return job, []
-    said = Say("device-lost", f"{device} is lost: {reason}", {"device": device})
-    job = _without(job, device, reason)
-    if job.phase == "profiling":
-        return job, [said]
-    job, effects = _react(job)
-    return job, [said, *effects]
-
-
-def _without(job: Job, device: str, reason: str) -> Job:
-    return replace(
-        job,
-        excluded=(*(x for x in job.excluded if x[0] != device), (device, reason)),
-        halted=tuple(h for h in job.halted if h.agent != device),
-        held=frozenset(h for h in job.held if h.device != device),
-    )
-
-
-def _react(job: Job) -> Answer:
-    """Some devices of the plan are gone: the least that lets the others go on."""
-    plan = job.plan
-    if plan is None:
-        return job, [_make_plan(job)]
-    left_out = _left_out(job)
-    whole = all(set(stage.devices) - left_out for stage in plan.stages)
-    stop: list[Effect] = [StopFeed()] if job.phase in _TRAINING else []
-    job = replace(job, ready=frozenset(), finished=frozenset())
-    if not (whole and job.live) or job.heavy:
-        job = replace(job, phase="planning", live=False, halted=())
-        return job, [*stop, _make_plan(job, "full" if job.heavy else "replay")]
-    if {item.agent for item in job.halted} >= set(plan.devices) - left_out:
-        return replace(job, phase="planning"), [*stop, _make_plan(job, "regroup")]
-    if job.phase == "halting":
-        return job, []
-    return replace(job, phase="halting", halted=()), [*stop, Halt(plan)]
-
-
-def _halted(job: Job, event: Halted) -> Answer:
-    plan = job.plan
-    if job.phase != "halting" or plan is None or event.generation != job.generation:
-        return job, []
-    if event.agent not in plan.devices or event.agent in _left_out(job):
-        return job, []
-    others = tuple(item for item in job.halted if item.agent != event.agent)
-    return _react(replace(job, halted=(*others, event)))
-
-
-def _late(job: Job, event: Late) -> Answer:
-    if event.generation != job.generation or job.plan is None or job.phase != event.phase:
-        return job, []
-    done = job.ready if job.phase == "preparing" else {item.agent for item in job.halted}
-    missing = [d for d in job.plan.devices if d not in done and d not in _left_out(job)]
-    what = "did not get ready in time" if job.phase == "preparing" else "did not stop in time"
-    effects: list[Effect] = []
-    for device in missing:
-        job = _without(job, device, f"its worker {what}")
-        effects.append(Say("device-late", f"{device} {what}", {"device": device}))
-    if not missing:
-        return job, []
-    job, more = _react(job)
-    return job, [*effects, *more]

@@ -17,6 +17,8 @@ Way = Literal["full", "regroup", "replay"]
 
 ACTIVE: frozenset[JobPhase] = frozenset({"profiling", "planning", "preparing", "running", "halting", "finishing"})
 ENDED: frozenset[JobPhase] = frozenset({"done", "failed", "stopped"})
+TRAINING: frozenset[JobPhase] = frozenset({"preparing", "running", "halting"})
+"""Phases in which workers of the plan are there."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,9 @@ class Job:
         plan: the plan in force, or (while planning) the last one.
         heavy: recover by full planning, all weights through the coordinator (the baseline).
         live: the workers hold the working state of the plan, not only snapshots.
+        leaving: devices that shall not be in the next plan, but give what they have until then.
+        proposal: a better plan, which is taken once the workers have halted.
+        serving: devices outside the plan that give the others their state until all are ready.
         halted: what the workers said when they stopped for a change inside their group.
         held: which snapshots the devices keep.
         ready: workers that hold their stage of this generation.
@@ -80,6 +85,9 @@ class Job:
     plan: Plan | None = None
     heavy: bool = False
     live: bool = False
+    leaving: tuple[tuple[str, str], ...] = ()
+    proposal: Plan | None = None
+    serving: frozenset[str] = frozenset()
     halted: tuple[Halted, ...] = ()
     held: frozenset[Held] = frozenset()
     ready: frozenset[str] = frozenset()
@@ -167,9 +175,10 @@ class WorkerFinished:
 
 @dataclass(frozen=True)
 class Kept:
-    """A device keeps a snapshot."""
+    """A device keeps a snapshot, and says so in a generation."""
 
     held: Held
+    generation: int
 
 
 @dataclass(frozen=True)
@@ -193,6 +202,23 @@ class DeviceGone:
 
     device: str
     reason: str
+
+
+@dataclass(frozen=True)
+class DeviceLeaves:
+    """A device is about to leave; it gives its state away first."""
+
+    device: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """A plan that was made beside training, for the generation in force; ``why`` is a sentence for people."""
+
+    plan: Plan
+    generation: int
+    why: str
 
 
 @dataclass(frozen=True)
@@ -238,6 +264,8 @@ JobEvent = (
     | Checkpointed
     | CheckpointFailed
     | DeviceGone
+    | DeviceLeaves
+    | Proposed
     | DeviceBack
     | Late
     | StopAsked
@@ -280,6 +308,25 @@ class MakePlan:
 
 
 @dataclass(frozen=True)
+class Consider:
+    """Plan beside training, and say ``Proposed`` if the change pays back.
+
+    Attributes:
+        generation: in force.
+        without: devices that are left out.
+        old: the plan in force.
+        why: it is considered, a sentence for people.
+        must: a device leaves, so any plan will do: the least change is enough.
+    """
+
+    generation: int
+    without: frozenset[str]
+    old: Plan
+    why: str
+    must: bool = False
+
+
+@dataclass(frozen=True)
 class Prepare:
     """Publish plan and assignments; ask the supervisors for workers; be back within the deadline.
 
@@ -291,12 +338,16 @@ class Prepare:
         saved: the coordinator has the state of the start round.
         base: snapshots of these rounds stay until others are durable.
         scale: for the step that some devices have yet to take.
+        moved: devices that give their working state away and take a new stage.
+        serving: devices outside the plan that give their state.
     """
 
     plan: Plan
     start_round: int
     sources: tuple[tuple[str, tuple[Source, ...]], ...] = ()
     live: bool = False
+    moved: frozenset[str] = frozenset()
+    serving: frozenset[str] = frozenset()
     saved: bool = True
     base: int = 0
     scale: float | None = None
@@ -342,4 +393,4 @@ class Say:
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
-Effect = Import | Recall | Profile | MakePlan | Prepare | Halt | Feed | StopFeed | Release | Export | Say
+Effect = Import | Recall | Profile | MakePlan | Consider | Prepare | Halt | Feed | StopFeed | Release | Export | Say

@@ -151,6 +151,8 @@ class Report(Message):
     """first layer of what is kept"""
     hi: int = 0
     """one past the last layer of what is kept"""
+    taken: int | None = None
+    """of ``kept``: generation in which it was taken, if not this one"""
     voted: bool = False
     """of ``halted``: holds the reduced gradients of the next round"""
     scale: float | None = None
@@ -211,8 +213,10 @@ class Request(Message):
     """What the command line asks the coordinator for."""
 
     id: str
-    verb: Literal["submit", "plan", "profile", "stop", "resume", "jobs", "status", "export", "shutdown"]
+    verb: Literal["submit", "plan", "profile", "stop", "resume", "jobs", "status", "export", "drain", "shutdown"]
     job: str = ""
+    device: str = ""
+    """of ``drain``"""
     spec: JobSpec | None = None
     options: dict[str, str] = Field(default_factory=dict)
 
@@ -296,13 +300,17 @@ class JobState(Message):
     model_file: str = ""
 
 
+NO_STAGE = -1
+
+
 class Assignment(Message):
     """What one device does in one generation."""
 
     job: str
     agent: str
     plan: Plan
-    stage: int
+    stage: int = Field(ge=-1)
+    """of the plan; ``NO_STAGE``: this device is not in it, and only gives the others what it has"""
     train: TrainSpec
     optimizer: OptimizerSpec
     program_sha256: str
@@ -311,6 +319,8 @@ class Assignment(Message):
     """where the state of each of the stage's layers comes from"""
     live: bool = False
     """go on with the working state of the generation before; nothing is fetched"""
+    moved: bool = False
+    """bring the working state to the start round, keep a snapshot of it for who asks, then take the new stage"""
     scale: float | None = None
     """multiplies the gradients of the step that a device has yet to take to reach the start round"""
     base: int = 0

@@ -67,7 +67,7 @@ def test_what_is_older_than_the_durable_round_goes() -> None:
 
 def test_a_new_begin_keeps_one_round_of_all_generations() -> None:
     keeper = _keeper((1, 3), (1, 6), (2, 3), (3, 9))
-    keeper.only(3)
+    keeper.only({3})
     assert _ages(keeper) == [(1, 3), (2, 3)]
 
 
@@ -96,7 +96,7 @@ def test_each_rule_keeps_exactly_what_it_says(ages: list[tuple[str, int, int]], 
 
     settled, only, forgot = filled(), filled(), filled()
     settled.settle(generation, rounds)
-    only.only(rounds)
+    only.only([rounds])
     forgot.forget(generation, rounds)
     assert left(filled()) == set(ages)
     assert left(settled) == {age for age in ages if age[1:] >= (generation, rounds)}

@@ -87,7 +87,7 @@ LOSSES: list[s.JobEvent] = [
 
 def kept(device: str, rounds: int, lo: int, hi: int, generation: int = 1) -> s.Kept:
     """A device keeps a snapshot."""
-    return s.Kept(Held(device=device, generation=generation, rounds=rounds, lo=lo, hi=hi))
+    return s.Kept(Held(device=device, generation=generation, rounds=rounds, lo=lo, hi=hi), generation)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
