@@ -15,7 +15,7 @@ from asteroid_coordinator.planner import Outcome, make_plan, round_time
 from asteroid_coordinator.planner.costing import costs_of, memory_of
 from asteroid_coordinator.planner.fixed import named
 from asteroid_coordinator.planner.problem import Problem, Site, Tied, Wishes
-from asteroid_coordinator.planner.replay import regroup, replay
+from asteroid_coordinator.planner.replay import HORIZON, lighter, replay
 from asteroid_coordinator.replication import KEPT, replicate
 from asteroid_core.costs import FeedCost, Network
 from asteroid_core.data.source import Field
@@ -65,6 +65,8 @@ def plan_job(
     generation: int,
     way: Way = "full",
     old: Plan | None = None,
+    rounds: int = HORIZON,
+    again: int | None = None,
 ) -> PlannedJob:
     """Plan a job over the devices that are there.
 
@@ -78,6 +80,8 @@ def plan_job(
         generation: of the plan.
         way: how to plan; a way that leads nowhere gives way to the next one.
         old: the last plan, for the ways that change it.
+        rounds: that remain, for the ways that change it.
+        again: rounds that are run again if boundaries move; None: regroup wherever that does.
 
     Raises:
         InputError: a plan by hand that cannot be used, or too few devices for the wanted stages.
@@ -119,7 +123,7 @@ def plan_job(
     )
 
     def make(problem: Problem) -> PlannedJob:
-        plan, used = _lighter(problem, way, old)
+        plan, used = _lighter(problem, way, old, rounds, again)
         if plan is None:
             made = make_plan(problem, generation, spec.plan.planner, fixed)
         else:
@@ -140,15 +144,17 @@ def plan_job(
 _OFF = ReplicationSpec(every=0)
 
 
-def _lighter(problem: Problem, way: Way, old: Plan | None) -> tuple[Plan | None, Way]:
-    """The least change of the old plan that does without the lost devices; None: plan anew."""
+def _lighter(problem: Problem, way: Way, old: Plan | None, rounds: int, again: int | None) -> tuple[Plan | None, Way]:
+    """The light plan that does without the lost devices, and how it was made; None: plan anew."""
     if old is None or way == "full":
         return None, "full"
-    plan = regroup(problem, old, round_time) if way == "regroup" else None
-    used: Way = "regroup"
+    if way == "replay":
+        plan, regrouped = replay(problem, old, round_time, rounds), False
+    else:
+        plan, regrouped = lighter(problem, old, round_time, rounds, again)
     if plan is None:
-        plan, used = replay(problem, old, round_time), "replay"
-    return (plan, used) if plan is not None else (None, "full")
+        return None, "full"
+    return plan, "regroup" if regrouped else "replay"
 
 
 def _feed(imports: Imports, owner: str) -> FeedCost:

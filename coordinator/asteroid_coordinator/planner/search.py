@@ -79,7 +79,7 @@ def search(problem: Problem, judge: Judge, effort: Effort | None = None) -> Plan
     """
     effort = effort or Effort.of(problem)
     jury = Jury(problem, judge, effort.budget)
-    plans = [*_plans(problem, _structures(problem, effort), effort.judged * 4), *_simple(problem)]
+    plans = [*_plans(problem, _structures(problem, effort), effort.judged * 4), *one_stage(problem)]
     if not plans:
         return None
     hopeful = _different(sorted(plans, key=jury.bound))[: effort.judged]
@@ -89,7 +89,7 @@ def search(problem: Problem, judge: Judge, effort: Effort | None = None) -> Plan
     return best.model_copy(update={"predicted_s": jury.seconds(best)})
 
 
-def _simple(problem: Problem) -> Iterator[Plan]:
+def one_stage(problem: Problem) -> Iterator[Plan]:
     """One stage, on one device or on all: where links are slow little else is worth a thought."""
     wishes, last = problem.wishes, problem.sums.count
     if wishes.stages not in (None, 1):
@@ -110,6 +110,23 @@ def _different(plans: Sequence[Plan]) -> list[Plan]:
         firsts.setdefault(len(plan.stages), plan)
     first = list(firsts.values())
     return [*first, *(plan for plan in plans if plan not in first)]
+
+
+def along(problem: Problem, order: tuple[int, ...], micro: int, *, most_edges: int, most_stages: int) -> Iterator[Plan]:
+    """Plans of the best structures for one order of devices and one micro-batch size: what a light plan can afford.
+
+    Args:
+        problem: what to plan.
+        order: indices of its sites; a stage is a contiguous part of it.
+        micro: samples of a micro-batch.
+        most_edges: runs of layers begin at so many places.
+        most_stages: longest pipeline.
+    """
+    tables = Tables(problem, edges(problem, most_edges))
+    found = list(_solve(problem, tables, order, micro, True, most_stages))
+    if not found:
+        found = list(_solve(problem, tables, order, micro, False, most_stages))
+    yield from _plans(problem, ((micro, one) for one in found), len(found))
 
 
 def feasible(problem: Problem) -> bool:
@@ -196,14 +213,16 @@ def _spread_sizes(sizes: Sequence[int], most: int) -> list[int]:
     return sorted({rising[round(i * (len(rising) - 1) / (most - 1))] for i in range(most)})
 
 
-def _solve(problem: Problem, tables: Tables, order: tuple[int, ...], micro: int, wide: bool) -> Iterator[Found]:
+def _solve(
+    problem: Problem, tables: Tables, order: tuple[int, ...], micro: int, wide: bool, most: int = MOST_STAGES
+) -> Iterator[Found]:
     wishes = problem.wishes
     rules = Rules(
         micro=micro,
         micros=wishes.batch // micro,
         wide=wide,
         gpipe=wishes.order == "gpipe",
-        stages=wishes.stages or MOST_STAGES,
+        stages=wishes.stages or most,
         skip=not wishes.all_devices,
     )
     for found in solve(tables, order, rules):
