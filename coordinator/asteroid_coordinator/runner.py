@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from asteroid_coordinator import checkpoint
 from asteroid_coordinator.cluster.registry import Registry
@@ -54,6 +54,7 @@ from asteroid_coordinator.planning import plan_job
 from asteroid_coordinator.profiling import Profiler
 from asteroid_coordinator.scoreboard import Scoreboard
 from asteroid_coordinator.stock import Question, StatePart, Stock, asked
+from asteroid_coordinator.watch import Watch
 from asteroid_core.errors import AsteroidError, InputError
 from asteroid_core.feeding import Feeder
 from asteroid_core.held import Held
@@ -109,6 +110,7 @@ class JobRunner(threading.Thread):
         self.spec, self._shell = spec, shell
         self.inbox: queue.Queue[JobEvent | StatePart | Question | Report] = queue.Queue()
         self.job = Job(name=spec.name)
+        self.watch = Watch(spec.name, self.inbox.put)
         self.narrator = Narrator(spec.name, shell.store, shell.publish)
         self._checkpoints = checkpoint.Checkpoints(shell.directory / "jobs" / spec.name, keep=spec.checkpoint.keep)
         self._imports: Imports | None = None
@@ -143,6 +145,7 @@ class JobRunner(threading.Thread):
     def run(self) -> None:
         """Take events until the job has ended."""
         self.narrator.keep("job_spec", JobSpecMessage(job=self.spec.name, spec=self.spec))
+        self.watch.start()
         try:
             while self.job.phase not in ENDED:
                 self._take(self.inbox.get())
@@ -157,12 +160,13 @@ class JobRunner(threading.Thread):
         if isinstance(item, Report):
             for event in self._translate(item):
                 self._step(event)
-            return
-        self._step(item)
+        elif not self.watch.takes(self.job, item):
+            self._step(item)
 
     def _step(self, event: JobEvent) -> None:
         before = self.job.phase
         self.job, effects = decide(self.job, event)
+        self.watch.follow(self.job)
         for effect in effects:
             if not self._guard(partial(self._perform, effect)):
                 break
@@ -350,14 +354,7 @@ class JobRunner(threading.Thread):
             session=self._shell.session,
         )
         self.narrator.keep("job_assignment", assignment, agent=device)
-        command = Command(
-            id=f"{self.spec.name}-{plan.generation}-{self._shell.session[:8]}",
-            verb="prepare",
-            job=self.spec.name,
-            generation=plan.generation,
-            session=self._shell.session,
-        )
-        self._shell.command(device, command)
+        self._order(device, "prepare", f"{self.spec.name}-{plan.generation}")
 
     def _checkpoint_every(self) -> int:
         every = self.spec.checkpoint.every
@@ -384,14 +381,17 @@ class JobRunner(threading.Thread):
 
     def _release(self, devices: tuple[str, ...]) -> None:
         for device in devices:
-            command = Command(
-                id=f"{self.spec.name}-stop-{self.job.generation}-{self._shell.session[:8]}",
-                verb="stop",
-                job=self.spec.name,
-                generation=self.job.generation,
-                session=self._shell.session,
-            )
-            self._shell.command(device, command)
+            self._order(device, "stop", f"{self.spec.name}-stop-{self.job.generation}")
+
+    def _order(self, device: str, verb: Literal["prepare", "stop"], name: str) -> None:
+        command = Command(
+            id=f"{name}-{self._shell.session[:8]}",
+            verb=verb,
+            job=self.spec.name,
+            generation=self.job.generation,
+            session=self._shell.session,
+        )
+        self._shell.command(device, command)
 
     def _export(self) -> None:
         latest = self._checkpoints.latest()
@@ -488,6 +488,7 @@ class JobRunner(threading.Thread):
             self.narrator.drop("job_assignment", agent=device)
 
     def _close(self) -> None:
+        self.watch.stop()
         if self._feeder is not None:
             self._feeder.halt()
         self._ended.set()

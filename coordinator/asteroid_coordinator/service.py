@@ -17,7 +17,7 @@ from typing import Any
 from asteroid_coordinator.cluster.commands import Commands
 from asteroid_coordinator.cluster.registry import Found, Lost, Registry
 from asteroid_coordinator.inspecting import Inspector
-from asteroid_coordinator.job.state import Broken, DeviceBack, DeviceGone, Mode, WorkerMoved
+from asteroid_coordinator.job.state import Broken, DeviceBack, DeviceGone, JobEvent, Mode, WorkerMoved
 from asteroid_coordinator.profiling import Profiler
 from asteroid_coordinator.runner import JobRunner, Shell
 from asteroid_coordinator.settings import Settings
@@ -33,6 +33,7 @@ from asteroid_core.wire.messages import (
     AgentInfo,
     AgentStatus,
     Answer,
+    Beat,
     Command,
     CoordinatorStatus,
     DataInfo,
@@ -58,6 +59,7 @@ _AGENT_TOPICS = (
     "agent_reply",
     "agent_worker",
     "agent_report",
+    "agent_beat",
     "agent_profile",
     "agent_data",
 )
@@ -150,8 +152,10 @@ class Coordinator:
             match event:
                 case Connected():
                     self._connected(event)
+                    self._link(up=True)
                 case Disconnected():
                     log.warning("broker lost: %s", event.reason)
+                    self._link(up=False)
                 case Refused():
                     self._refused(event)
                 case Message():
@@ -188,6 +192,10 @@ class Coordinator:
             self._control.subscribe(*(Subscription(topics.pattern(key)) for key in filters))
         self._say("online")
 
+    def _link(self, *, up: bool) -> None:
+        for runner in self._jobs.values():
+            runner.watch.link(up=up)
+
     def _incoming(self, event: Message) -> None:
         found = topics.parse(event.topic)
         if found is None or not event.payload:
@@ -210,7 +218,7 @@ class Coordinator:
 
     def _on_agent_status(self, fields: Mapping[str, str], payload: bytes) -> None:
         message = _own(decode(AgentStatus, payload), fields)
-        self._changed(self.registry.status(message))
+        self._changed(self.registry.status(message), message.connection if message.state == "lost" else "")
 
     def _on_agent_info(self, fields: Mapping[str, str], payload: bytes) -> None:
         self._changed(self.registry.info(_own(decode(AgentInfo, payload), fields)))
@@ -246,6 +254,11 @@ class Coordinator:
         if runner := self._jobs.get(fields["job"]):
             runner.inbox.put(report)
 
+    def _on_agent_beat(self, fields: Mapping[str, str], payload: bytes) -> None:
+        beat = _own(decode(Beat, payload), fields)
+        if runner := self._jobs.get(fields["job"]):
+            runner.watch.beat(beat)
+
     def _on_agent_data(self, fields: Mapping[str, str], payload: bytes) -> None:
         info = _own(decode(DataInfo, payload), fields)
         for listener in self._listeners:
@@ -256,14 +269,16 @@ class Coordinator:
         for listener in self._listeners:
             listener.part(part)
 
-    def _changed(self, change: Lost | Found | None) -> None:
+    def _changed(self, change: Lost | Found | None, will: str = "") -> None:
         if change is None:
             return
         log.info("%s", change)
         if isinstance(change, Lost):
             with self._commands_lock:
                 self._commands.lost(change.device)
-        event = DeviceGone(change.device, change.reason) if isinstance(change, Lost) else DeviceBack(change.device)
+            event: JobEvent = DeviceGone(change.device, change.reason, connection=will)
+        else:
+            event = DeviceBack(change.device)
         for runner in self._jobs.values():
             runner.inbox.put(event)
         for listener in self._listeners:

@@ -21,6 +21,7 @@ from dataclasses import replace
 from asteroid_coordinator.job.state import (
     ACTIVE,
     ENDED,
+    GONE,
     Broken,
     Checkpointed,
     CheckpointFailed,
@@ -47,6 +48,7 @@ from asteroid_coordinator.job.state import (
     Say,
     StopAsked,
     StopFeed,
+    Stuck,
     Submitted,
     Way,
     WorkerFinished,
@@ -71,13 +73,13 @@ LATE: dict[str, str] = {
     "Checkpointed": "an older checkpoint was written after a newer one, or after the job ended",
     "DeviceGone": "the device does not take part, or the job has ended",
     "DeviceBack": "the device was never left out",
+    "Stuck": "the job has replanned or stopped for another reason meanwhile",
     "Late": "the workers got ready, or the plan changed, before the deadline",
     "StopAsked": "the job has ended already",
     "Broken": "the job has ended already",
 }
 """Events that may arrive when nothing needs to be done, and why."""
 
-_GONE = frozenset({"failed", "exited", "lost"})
 _TRAINING = frozenset({"preparing", "running", "halting"})
 """Phases in which workers of the plan are there."""
 
@@ -114,7 +116,9 @@ def decide(job: Job, event: JobEvent) -> Answer:
         case CheckpointFailed():
             return _abandoned(job, event.rounds)
         case DeviceGone():
-            return _gone(job, event.device, event.reason)
+            return _gone(job, event)
+        case Stuck():
+            return _stuck(job, event)
         case DeviceBack():
             return replace(job, excluded=tuple(x for x in job.excluded if x[0] != event.device)), []
         case Late():
@@ -198,20 +202,22 @@ def _planned(job: Job, event: Planned) -> Answer:
         held=frozenset(item for item in job.held if item.device in plan.devices),
     )
     if event.way == "regroup":
-        return _go_on(fresh, said)
+        return _go_on(fresh, old, said)
     return _go_back(fresh, old, said)
 
 
-def _go_on(job: Job, said: Say) -> Answer:
+def _go_on(job: Job, old: Plan | None, said: Say) -> Answer:
     """New shares: everybody goes on with the state it has, from where the first one is."""
     plan = job.plan
     assert plan is not None
     start = max(item.rounds for item in job.halted)
     scale = next((item.scale for item in job.halted if item.rounds == start), None)
     behind = sorted(item.agent for item in job.halted if item.rounds < start)
-    words = f"the survivors get new shares and run round {start} again: no weights move, no round is lost"
+    same = old is not None and old.devices == plan.devices
+    who = "all keep their shares" if same else "the survivors get new shares"
+    words = f"{who} and run round {start} again: no weights move, no round is lost"
     if behind:
-        words = f"the survivors get new shares and go on with round {start}; {', '.join(behind)} steps first"
+        words = f"{who} and go on with round {start}; {', '.join(behind)} steps first"
     base = newest(job.held, plan.layers, job.saved)
     job = replace(job, live=True, halted=(), start_round=start, completed=start, held=_of_round(job.held, base))
     prepare = Prepare(plan, start, live=True, saved=start == job.saved, base=base, scale=scale)
@@ -255,10 +261,10 @@ def _worker(job: Job, event: WorkerMoved) -> Answer:
     plan = job.plan
     if plan is None or event.agent not in plan.devices or job.phase not in _TRAINING:
         return job, []
-    if event.state in _GONE:
+    if event.state in GONE:
         if event.state == "lost" and (event.agent, event.connection) not in job.connections:
             return job, []  # the late will of an older connection, or of a worker that this one has replaced
-        return _gone(job, event.agent, event.reason or f"its worker is {event.state}")
+        return _gone(job, DeviceGone(event.agent, event.reason or f"its worker is {event.state}"))
     others = tuple(c for c in job.connections if c[0] != event.agent)
     job = replace(job, connections=(*others, (event.agent, event.connection)))
     if event.generation != job.generation:
@@ -331,15 +337,34 @@ def _end(job: Job) -> Answer:
 # Losses
 
 
-def _gone(job: Job, device: str, reason: str) -> Answer:
+def _gone(job: Job, event: DeviceGone) -> Answer:
+    device = event.device
     if job.phase not in ACTIVE:
         return job, []
     if job.phase in _TRAINING and job.plan is not None and device not in job.plan.devices:
         return job, []
-    said = Say("device-lost", f"{device} is lost: {reason}", {"device": device})
-    job = _without(job, device, reason)
+    if job.phase == "halting" and device in _left_out(job):
+        return job, []  # its will, its exit and the word of its supervisor say the same
+    found = {"source": event.source, "worst_s": event.worst_s} if event.source else {}
+    said = Say("device-lost", f"{device} is lost: {event.reason}", {"device": device, **found})
+    job = _without(job, device, event.reason)
     if job.phase == "profiling":
         return job, [said]
+    ends = _end_of(job, device)
+    job, effects = _react(job)
+    return job, [said, *ends, *effects]
+
+
+def _end_of(job: Job, device: str) -> list[Effect]:
+    """A lost worker may hang only, or wake up again: its supervisor is to end it, so that the device is free."""
+    return [Release((device,))] if job.plan is not None and device in job.plan.devices else []
+
+
+def _stuck(job: Job, event: Stuck) -> Answer:
+    """The same devices run the round again, in a generation in which nothing is under way."""
+    if job.phase != "running" or event.generation != job.generation:
+        return job, []
+    said = Say("stuck", f"round {job.completed} is stuck: {event.reason}", {"worst_s": event.worst_s})
     job, effects = _react(job)
     return job, [said, *effects]
 
@@ -354,7 +379,7 @@ def _without(job: Job, device: str, reason: str) -> Job:
 
 
 def _react(job: Job) -> Answer:
-    """Some devices of the plan are gone: the least that lets the others go on."""
+    """Some devices of the plan are gone, or a round is stuck: the least that lets the others go on."""
     plan = job.plan
     if plan is None:
         return job, [_make_plan(job)]
@@ -391,7 +416,7 @@ def _late(job: Job, event: Late) -> Answer:
     effects: list[Effect] = []
     for device in missing:
         job = _without(job, device, f"its worker {what}")
-        effects.append(Say("device-late", f"{device} {what}", {"device": device}))
+        effects += [Say("device-late", f"{device} {what}", {"device": device}), *_end_of(job, device)]
     if not missing:
         return job, []
     job, more = _react(job)

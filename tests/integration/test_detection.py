@@ -1,0 +1,163 @@
+"""Real agents, a real broker: a worker that hangs is lost, one that is killed says how, one that pauses goes on."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from safetensors.numpy import load_file
+from tests.support import jobs, reference
+from tests.support.site import Site, environment, site, wait_until
+
+from asteroid_core.detector import EXIT_WORST_S, HEARTBEAT_WORST_S, WORD_S
+from asteroid_core.spec import load_job
+
+JOB = """
+[model]
+name = "mlp"
+
+[data]
+source = "digits"
+validation = 0.1
+
+[train]
+rounds = {rounds}
+batch = 16
+micro_batch = 8
+dtype = "float64"
+validate_every = 100000
+
+[optimizer]
+kind = "sgd"
+lr = 0.02
+momentum = 0.9
+clip_norm = 1.0
+
+[plan]
+fixed = "0-3 pi-a:8 | 4-6 pi-b:8 | 7-9 pi-c:8"
+all_devices = true
+
+[checkpoint]
+every = 100000
+
+[replication]
+every = 5
+"""
+DEVICES = ("pi-a", "pi-b", "pi-c")
+
+
+class Run:
+    """A job on three agents, in the background."""
+
+    def __init__(self, three: Site, rounds: int) -> None:
+        self.site, self.job = three, three.job("watched", JOB.format(rounds=rounds))
+        self._log = three.directory / "watched.log"
+        with self._log.open("w") as err:
+            self.process = subprocess.Popen(
+                three.command("train", self.job, "--json"),
+                stdout=subprocess.PIPE,
+                stderr=err,
+                text=True,
+                env=environment(),
+            )
+
+    def status(self) -> dict[str, Any]:
+        answer = self.site.run("status", "watched", "--json")
+        return dict(answer.json) if answer.code == 0 else {}
+
+    def until_durable(self) -> None:
+        wait_until(lambda: int(self.status().get("durable", 0)) > 0, f"nothing durable: {self._log}", 120)
+
+    def worker(self, device: str) -> psutil.Process:
+        """The one worker process of a device."""
+        (worker,) = psutil.Process(self.site.agents[device].pid).children()
+        return worker
+
+    def end(self) -> dict[str, Any]:
+        out, _ = self.process.communicate(timeout=120)
+        assert self.process.returncode == 0, self._log.read_text()
+        return dict(json.loads(out))
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.status()["events"] if event["kind"] == kind]
+
+    def weights_are_right(self, result: dict[str, Any]) -> None:
+        imports = jobs.imported(load_job(self.job))
+        wanted: dict[str, np.ndarray] = reference.train(imports, jobs.plan(imports, "a:8"))[0]
+        assert max(reference.distance(dict(load_file(result["model_file"])), wanted)) < 1e-9
+
+
+@contextmanager
+def running(directory: Path, rounds: int) -> Iterator[Run]:
+    """A job that has a durable round; nothing of it is left afterwards."""
+    with site(directory, DEVICES) as three:
+        run = Run(three, rounds)
+        try:
+            run.until_durable()
+            yield run
+        finally:
+            run.process.kill()
+            run.process.communicate()
+
+
+def test_a_worker_that_hangs_is_lost_by_its_heartbeat_and_ended_by_its_supervisor(tmp_path: Path) -> None:
+    with running(tmp_path, rounds=600) as run:
+        worker = run.worker("pi-b")
+        worker.send_signal(signal.SIGSTOP)
+        at = time.time()
+        try:
+            result = run.end()
+            (lost,) = run.events("device-lost")
+            assert lost["data"]["device"] == "pi-b"
+            assert lost["data"]["source"] == "heartbeat"
+            assert "no sign of life came for" in lost["text"]
+            assert lost["at"] - at < HEARTBEAT_WORST_S + 1.0
+            print(f"found after {lost['at'] - at:.2f} s: {lost['text']}")
+            assert (result["phase"], result["generation"]) == ("done", 2)
+            assert "pi-b" not in result["plan"]
+            run.weights_are_right(result)
+            wait_until(lambda: not worker.is_running(), "the supervisor did not end the worker that hangs", 15)
+            print(f"ended after {time.time() - at:.2f} s")
+            assert run.site.agents["pi-b"].poll() is None
+        finally:
+            if worker.is_running():
+                worker.kill()
+
+
+def test_a_worker_that_is_killed_is_lost_with_the_signal_as_its_reason(tmp_path: Path) -> None:
+    with running(tmp_path, rounds=300) as run:
+        at = time.time()
+        run.worker("pi-b").send_signal(signal.SIGKILL)
+        result = run.end()
+        (lost,) = run.events("device-lost")
+        assert lost["data"]["source"] == "exit"
+        assert "killed by SIGKILL" in lost["text"]
+        assert lost["at"] - at < EXIT_WORST_S + WORD_S
+        print(f"found after {lost['at'] - at:.3f} s: {lost['text']}")
+        assert result["generation"] == 2
+        run.weights_are_right(result)
+
+
+def test_a_worker_that_pauses_is_not_lost(tmp_path: Path) -> None:
+    with running(tmp_path, rounds=600) as run:
+        worker = run.worker("pi-b")
+        for _ in range(2):
+            worker.send_signal(signal.SIGSTOP)
+            try:
+                time.sleep(1.5)  # the pause is what is tested
+            finally:
+                worker.send_signal(signal.SIGCONT)
+            time.sleep(0.5)
+        assert run.process.poll() is None, "it was too quick to tell anything"
+        result = run.end()
+        assert not run.events("device-lost")
+        assert (result["phase"], result["generation"]) == ("done", 1)
+        run.weights_are_right(result)
