@@ -8,11 +8,11 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
+import pytest
 from safetensors.numpy import load_file
 from tests.support import jobs, reference
 from tests.support.site import Site, environment, site, wait_until
@@ -22,7 +22,7 @@ from asteroid_core.link.base import Broker, Message, Subscription
 from asteroid_core.link.control import open_control
 from asteroid_core.spec import load_job
 from asteroid_core.wire.messages import Event, JobState, decode
-from asteroid_core.wire.topics import pattern
+from asteroid_core.wire.topics import build
 
 JOB = """
 [model]
@@ -33,7 +33,7 @@ source = "digits"
 validation = 0.1
 
 [train]
-rounds = {rounds}
+rounds = 200
 batch = 16
 micro_batch = 8
 dtype = "float64"
@@ -61,14 +61,14 @@ DEVICES = ("pi-a", "pi-b", "pi-c")
 class Run:
     """A job on three agents, in the background, and what its topics say."""
 
-    def __init__(self, three: Site, rounds: int) -> None:
-        self.site, self.job = three, three.job("watched", JOB.format(rounds=rounds))
-        self.state = JobState(job="watched", phase="new")
+    def __init__(self, three: Site, name: str) -> None:
+        self.site, self.job = three, three.job(name, JOB)
+        self.state = JobState(job=name, phase="new")
         self._events: list[Event] = []
         host, port = three.address.rsplit(":", 1)
         self._link = open_control(Broker(host, int(port)))
-        self._link.subscribe(Subscription(pattern("job_state")), Subscription(pattern("job_events")))
-        self._log = three.directory / "watched.log"
+        self._link.subscribe(Subscription(build("job_state", job=name)), Subscription(build("job_events", job=name)))
+        self._log = three.directory / f"{name}.log"
         with self._log.open("w") as err:
             self.process = subprocess.Popen(
                 three.command("train", self.job, "--json"),
@@ -119,20 +119,26 @@ class Run:
         assert max(reference.distance(dict(load_file(result["model_file"])), wanted)) < 1e-9
 
 
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """Agents that have measured their layers once, so that later jobs begin sooner."""
+    with site(tmp_path_factory.mktemp("site"), DEVICES) as made:
+        yield made
+
+
 @contextmanager
-def running(directory: Path, rounds: int) -> Iterator[Run]:
+def running(three: Site, name: str) -> Iterator[Run]:
     """A job that has a durable round; nothing of it is left afterwards."""
-    with site(directory, DEVICES) as three:
-        run = Run(three, rounds)
-        try:
-            run.until_durable()
-            yield run
-        finally:
-            run.close()
+    run = Run(three, name)
+    try:
+        run.until_durable()
+        yield run
+    finally:
+        run.close()
 
 
-def test_a_worker_that_hangs_is_lost_by_its_heartbeat_and_ended_by_its_supervisor(tmp_path: Path) -> None:
-    with running(tmp_path, rounds=200) as run:
+def test_a_worker_that_hangs_is_lost_by_its_heartbeat_and_ended_by_its_supervisor(three: Site) -> None:
+    with running(three, "hangs") as run:
         worker = run.worker("pi-b")
         worker.send_signal(signal.SIGSTOP)
         at = time.time()
@@ -156,8 +162,8 @@ def test_a_worker_that_hangs_is_lost_by_its_heartbeat_and_ended_by_its_superviso
                 worker.kill()
 
 
-def test_a_worker_that_is_killed_is_lost_with_the_signal_as_its_reason(tmp_path: Path) -> None:
-    with running(tmp_path, rounds=200) as run:
+def test_a_worker_that_is_killed_is_lost_with_the_signal_as_its_reason(three: Site) -> None:
+    with running(three, "killed") as run:
         at = time.time()
         run.worker("pi-b").send_signal(signal.SIGKILL)
         result = run.end()
@@ -170,8 +176,8 @@ def test_a_worker_that_is_killed_is_lost_with_the_signal_as_its_reason(tmp_path:
         run.weights_are_right(result)
 
 
-def test_a_worker_that_pauses_is_not_lost(tmp_path: Path) -> None:
-    with running(tmp_path, rounds=200) as run:
+def test_a_worker_that_pauses_is_not_lost(three: Site) -> None:
+    with running(three, "pauses") as run:
         worker = run.worker("pi-b")
         worker.send_signal(signal.SIGSTOP)
         try:
