@@ -53,6 +53,7 @@ from asteroid_coordinator.job.state import (
 )
 from asteroid_coordinator.line import Line
 from asteroid_coordinator.narrator import Narrator
+from asteroid_coordinator.orders import assignment, command
 from asteroid_coordinator.planning import PlannedJob, plan_job
 from asteroid_coordinator.profiling import Profiler
 from asteroid_coordinator.reports import translate
@@ -60,14 +61,13 @@ from asteroid_coordinator.saving import Saver
 from asteroid_coordinator.scoreboard import Scoreboard
 from asteroid_coordinator.stock import Question, StatePart, Stock, asked
 from asteroid_coordinator.takeover import Record, alive, wait_for_workers
+from asteroid_coordinator.watch import Watch
 from asteroid_core.errors import AsteroidError, InputError
 from asteroid_core.ids import COORDINATOR
 from asteroid_core.link.tensors import TensorLink
 from asteroid_core.plan import Plan
 from asteroid_core.spec import JobSpec
 from asteroid_core.wire.messages import (
-    NO_STAGE,
-    Assignment,
     Command,
     DeviceMemory,
     JobPhase,
@@ -130,6 +130,7 @@ class JobRunner(threading.Thread):
         self.run_id = secrets.token_hex(8) if record is None else record.run
         self.inbox: queue.Queue[JobEvent | StatePart | Question | Report] = queue.Queue()
         self.job = Job(name=spec.name)
+        self.watch = Watch(spec.name, self.inbox.put)
         self.narrator = Narrator(spec.name, shell.store, shell.publish)
         self._checkpoints = checkpoint.Checkpoints(shell.directory / "jobs" / spec.name, keep=spec.checkpoint.keep)
         self._saver = Saver(self._checkpoints, self._saved, self._not_saved)
@@ -159,11 +160,13 @@ class JobRunner(threading.Thread):
     def run(self) -> None:
         """Take events until the job has ended."""
         self.narrator.keep("job_spec", JobSpecMessage(job=self.spec.name, spec=self.spec))
+        self.watch.start()
         try:
             self._take(self._first())
             while self.job.phase not in ENDED:
                 self._take(self.inbox.get())
         finally:
+            self.watch.stop()
             if self._line is not None:
                 self._line.close()
             self._ended.set()
@@ -192,8 +195,8 @@ class JobRunner(threading.Thread):
             self._keep_score(item)
             if (event := translate(item)) is not None:
                 self._step(event)
-            return
-        self._step(item)
+        elif not self.watch.takes(self.job, item):
+            self._step(item)
 
     def _step(self, event: JobEvent) -> None:
         before, old = self.job.phase, self.job
@@ -201,6 +204,7 @@ class JobRunner(threading.Thread):
         if replace(self.job, reported=()) != replace(old, reported=()):
             # Before anything is done: who takes over must never know less than the workers do.
             self._shell.store.set_run(self.spec.name, Record(self.run_id, self.job).to_text())
+        self.watch.follow(self.job)
         for effect in effects:
             if not self._guard(partial(self._perform, effect)):
                 break
@@ -386,52 +390,13 @@ class JobRunner(threading.Thread):
         timer.start()
 
     def _assign(self, effect: Prepare, device: str) -> None:
-        imports = self._need()
-        plan = effect.plan
-        assignment = Assignment(
-            job=self.spec.name,
-            agent=device,
-            plan=plan,
-            stage=NO_STAGE if device in effect.serving else plan.stage_of(device),
-            train=self.spec.train,
-            optimizer=self.spec.optimizer,
-            program_sha256="" if device in effect.serving else self._stock.sha256(device),
-            program_bytes=0 if device in effect.serving else len(self._stock.programs[device]),
-            sources=dict(effect.sources).get(device, ()),
-            live=effect.live,
-            moved=device in effect.moved,
-            scale=effect.scale,
-            base=effect.base,
-            start_saved=effect.saved,
-            snapshot_every=self._snapshot_every,
-            start_round=effect.start_round,
-            rounds=self.job.rounds,
-            samples=imports.samples,
-            validation=imports.validation,
-            checkpoint_every=self._checkpoint_every(),
-            data_owner=self.spec.data.owner,
-            data=self.spec.data if self.spec.data.owner == device else None,
-            session=self.run_id,
-        )
-        self.narrator.keep("job_assignment", assignment, agent=device)
+        given = assignment(effect, device, self.job, self._need(), self._stock, self._snapshot_every, self.run_id)
+        self.narrator.keep("job_assignment", given, agent=device)
         if device not in effect.serving:  # its worker runs, and its supervisor may be on its way out
             self._command(device, "prepare")
 
     def _command(self, device: str, verb: Literal["prepare", "stop"]) -> None:
-        session, generation = self._shell.session, self.job.generation
-        command = Command(
-            id=f"{self.spec.name}-{generation}-{verb}-{session[:8]}",
-            verb=verb,
-            job=self.spec.name,
-            generation=generation,
-            session=session,
-            run=self.run_id,
-        )
-        self._shell.command(device, command)
-
-    def _checkpoint_every(self) -> int:
-        every = self.spec.checkpoint.every
-        return max(1, self.job.rounds // 10) if every == "auto" else every
+        self._shell.command(device, command(self.job, verb, self._shell.session, self.run_id))
 
     def _feed(self, start_round: int) -> None:
         if self.spec.data.owner != COORDINATOR:

@@ -34,6 +34,7 @@ from asteroid_core.wire.messages import (
     AgentInfo,
     AgentStatus,
     Answer,
+    Beat,
     Command,
     CoordinatorStatus,
     DataInfo,
@@ -59,6 +60,7 @@ _AGENT_TOPICS = (
     "agent_reply",
     "agent_worker",
     "agent_report",
+    "agent_beat",
     "agent_profile",
     "agent_data",
 )
@@ -159,8 +161,10 @@ class Coordinator:
             match event:
                 case Connected():
                     self._connected(event)
+                    self._link(up=True)
                 case Disconnected():
                     log.warning("broker lost: %s", event.reason)
+                    self._link(up=False)
                 case Refused():
                     self._refused(event)
                 case Message():
@@ -197,6 +201,10 @@ class Coordinator:
             self._control.subscribe(*(Subscription(topics.pattern(key)) for key in filters))
         self._say("online")
 
+    def _link(self, *, up: bool) -> None:
+        for runner in self._jobs.values():
+            runner.watch.link(up=up)
+
     def _incoming(self, event: Message) -> None:
         found = topics.parse(event.topic)
         if found is None or not event.payload:
@@ -227,7 +235,7 @@ class Coordinator:
 
     def _on_agent_status(self, fields: Mapping[str, str], payload: bytes) -> None:
         message = _own(decode(AgentStatus, payload), fields)
-        self._changed(self.registry.status(message))
+        self._changed(self.registry.status(message), message.connection if message.state == "lost" else "")
 
     def _on_agent_info(self, fields: Mapping[str, str], payload: bytes) -> None:
         self._changed(self.registry.info(_own(decode(AgentInfo, payload), fields)))
@@ -264,6 +272,11 @@ class Coordinator:
         if runner := self._jobs.get(fields["job"]):
             runner.inbox.put(report)
 
+    def _on_agent_beat(self, fields: Mapping[str, str], payload: bytes) -> None:
+        beat = _own(decode(Beat, payload), fields)
+        if runner := self._jobs.get(fields["job"]):
+            runner.watch.beat(beat)
+
     def _on_agent_data(self, fields: Mapping[str, str], payload: bytes) -> None:
         info = _own(decode(DataInfo, payload), fields)
         for listener in self._listeners:
@@ -274,7 +287,7 @@ class Coordinator:
         for listener in self._listeners:
             listener.part(part)
 
-    def _changed(self, change: Change | None) -> None:
+    def _changed(self, change: Change | None, will: str = "") -> None:
         if change is None:
             return
         log.info("%s", change)
@@ -282,7 +295,7 @@ class Coordinator:
             with self._commands_lock:
                 self._commands.lost(change.device)
         for runner in self._jobs.values():
-            runner.inbox.put(_event(change))
+            runner.inbox.put(_event(change, will))
         for listener in self._listeners:
             if not isinstance(change, Found):
                 listener.lost(change.device, change.reason)
@@ -440,10 +453,10 @@ class Coordinator:
         self._listeners.remove(listener)
 
 
-def _event(change: Change) -> DeviceGone | DeviceLeaves | DeviceBack:
+def _event(change: Change, will: str) -> DeviceGone | DeviceLeaves | DeviceBack:
     match change:
         case Lost():
-            return DeviceGone(change.device, change.reason)
+            return DeviceGone(change.device, change.reason, connection=will)
         case Leaving():
             return DeviceLeaves(change.device, change.reason)
         case Found():

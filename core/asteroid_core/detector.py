@@ -4,7 +4,8 @@
 source     what it finds                                             worst case, from the failure to the verdict
 =========  ========================================================  ===================================================
 will       the process, the device or its cable is gone              ``will_worst_s``: 1.5 keep-alives, the broker's
-                                                                     next look, the will's delay; 0 if a socket closed
+                                                                     next look, the will's delay, ``WORD_S``; where a
+                                                                     socket closed only the last two
 exit       the worker ended; its supervisor says how                 ``EXIT_WORST_S``
 heartbeat  the process is frozen but holds its connection (SIGSTOP)  ``HEARTBEAT_WORST_S``; for a lone device
                                                                      ``LONE_WORST_S``
@@ -14,6 +15,9 @@ stuck      all wait for each other: a message is lost                ``stall_wor
 
 The last three hold while ``verdicts`` is called every ``TICK_S`` and the others are heard at least every ``QUIET_S``;
 after an outage they count from its end, with ``rejoin_s`` as the first deadline.
+
+**Will and exit.** When a process dies, the broker is often faster than the supervisor, who knows why. So a worker's
+will counts after ``WORD_S``, unless the supervisor's word comes before, or the worker on another connection.
 
 **Heartbeat.** The deadline follows the device's own gaps between beats: mean and deviations as in TCP's timer, at least
 the longest gap seen, plus ``QUIET_S``. So no gap like earlier ones is an alarm, nor one of ``QUIET_S``, nor either of
@@ -62,6 +66,9 @@ STALL_FACTOR = 4.0
 SWEEP_S = 6.0
 """mosquitto 2.0 looks for vanished clients every five to six seconds."""
 
+WORD_S = 0.3
+"""A worker's will waits so long for the supervisor's better reason, which is a few milliseconds late."""
+
 EXIT_WORST_S = 1.0
 """The supervisor waits for the exit itself; a second is for scheduling and the broker."""
 HEARTBEAT_WORST_S = CEILING_S + TICK_S
@@ -73,7 +80,7 @@ Cause = Literal["will", "exit", "heartbeat", "late", "stuck"]
 
 def will_worst_s(keepalive: float, delay: float = 0.0) -> float:
     """Seconds until the broker publishes the will of a vanished client."""
-    return 1.5 * keepalive + SWEEP_S + delay
+    return 1.5 * keepalive + SWEEP_S + delay + WORD_S
 
 
 def rejoin_s(outage: float) -> float:
@@ -191,12 +198,15 @@ class Detector:
         self._devices: dict[str, _Device] = {}
         self._connections: dict[tuple[str, Role], str] = {}
         self._told: list[Verdict] = []
+        self._wills: dict[str, tuple[float, Verdict]] = {}
         self._stuck = False
         self._called = self._heard = 0.0
         self._down: float | None = None
 
     def start(self, generation: int, devices: Collection[str], now: float, predicted_s: float = 0.0) -> None:
         """Judge these devices from now on, and no other ones; call it when all of them are ready.
+
+        A will that still waits for a better reason is told by the next ``verdicts``, whatever the devices.
 
         Args:
             generation: of the plan; beats of other ones do not count.
@@ -207,7 +217,8 @@ class Detector:
         patience = Patience(max(STALL_S, STALL_FACTOR * predicted_s), STALL_FACTOR, fade=1.0)
         self._generation = generation
         self._devices = {name: _Device(now, now, now, patience, patience) for name in sorted(devices)}
-        self._told, self._stuck = [], False
+        self._told, self._stuck = [verdict for _, verdict in self._wills.values()], False
+        self._wills.clear()
         self._called = self._heard = now
 
     def born(self, device: str, role: Role, connection: str) -> None:
@@ -215,6 +226,8 @@ class Detector:
         if self._connections.get((device, role)) == connection:
             return
         self._connections[device, role] = connection
+        if role == "worker":
+            self._wills.pop(device, None)
         if role == "worker" and device in self._devices:
             self._devices[device].count = -1  # perhaps another process, which counts from the beginning
 
@@ -250,11 +263,18 @@ class Detector:
         elif beat.waiting:
             it.busy = now
 
-    def will(self, device: str, role: Role, connection: str, keepalive: float, delay: float = 0.0) -> None:
+    def will(self, device: str, role: Role, connection: str, now: float, keepalive: float, delay: float = 0.0) -> None:
         """A last will came; that of a connection which the device does not speak on any more says nothing."""
-        if self._connections.get((device, role)) == connection:
-            reason = f"the broker published the last will of its {role}"
-            self._lose(Verdict(device, "will", reason, will_worst_s(keepalive, delay)))
+        now = self._at(now)
+        if self._connections.get((device, role)) != connection or device not in self._devices:
+            return
+        verdict = Verdict(
+            device, "will", f"the broker published the last will of its {role}", will_worst_s(keepalive, delay)
+        )
+        if role == "worker":
+            self._wills.setdefault(device, (now + WORD_S, verdict))
+        else:
+            self._lose(verdict)
 
     def exited(self, device: str, reason: str) -> None:
         """Its supervisor says that the worker ended, with exit code, signal or lack of memory in the reason."""
@@ -263,12 +283,19 @@ class Detector:
     def verdicts(self, now: float) -> tuple[Verdict, ...]:
         """Return what has become certain since the last call; a device comes once in a generation."""
         now = self._at(now)
+        for due, verdict in list(self._wills.values()):
+            if now >= due:
+                self._lose(verdict)
         lone = len(self._devices) == 1
         if self._down is None and (lone or now - self._heard <= QUIET_S):
             self._silent(now, lone)
             self._late()
         told, self._told = tuple(self._told), []
         return told
+
+    def pause(self, now: float) -> float:
+        """Seconds until ``verdicts`` is to be called again."""
+        return max(0.0, min((due - now for due, _ in self._wills.values()), default=TICK_S))
 
     def _at(self, now: float) -> float:
         now = max(now, self._called)
@@ -287,6 +314,8 @@ class Detector:
             self._stuck = True
         elif self._devices.pop(verdict.device, None) is None:
             return
+        else:
+            self._wills.pop(verdict.device, None)
         self._told.append(verdict)
 
     def _silent(self, now: float, lone: bool) -> None:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from asteroid_agent.backend import open_backend
 from asteroid_agent.backend.base import Backend
+from asteroid_agent.worker.pulse import Pulse
 from asteroid_agent.worker.runner import StageRunner, group_name
 from asteroid_coordinator.importing import Imports
 from asteroid_core.clock import MonotonicClock
@@ -154,6 +155,7 @@ def run(
                 keeps=NoSnapshots(),
                 clock=MonotonicClock(),
                 resident_mb=lambda: None,
+                pulse=Pulse(),
             )
             runner.run()
             outcome.copies[device] = backend.state()

@@ -116,10 +116,15 @@ def _wanted(state: State, command: Command) -> Answer:
 
 def _stop(state: State, command: Command) -> Answer:
     worker, waiting = state.worker, state.waiting
-    if waiting is not None and waiting.job == command.job:
+    if waiting is not None and waiting.job == command.job and waiting.generation <= command.generation:
         state = replace(state, waiting=None)
     if worker is None or worker.launch.job != command.job:
         return _answer(state, command.id, True, "no worker of this job runs")
+    heard = worker.heard.generation if worker.heard is not None else 0
+    ours = worker.launch.mode == "train" and worker.launch.session == (command.run or command.session)
+    if ours and command.generation < max(worker.launch.generation, heard):
+        # A broker may bring a stop late, when the device takes part again.
+        return _answer(state, command.id, True, "its worker is of a newer generation")
     state, answered = _answer(state, command.id, True, "")
     state, effects = end(state, "stopped")
     return state, answered + effects

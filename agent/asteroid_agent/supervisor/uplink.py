@@ -12,17 +12,23 @@ from dataclasses import replace
 from typing import Any
 
 from asteroid_core.errors import BrokerError
-from asteroid_core.link.base import Broker, Connected, Disconnected, Handler, Refused, Will, WillFactory
+from asteroid_core.link.base import (
+    SUPERVISOR_KEEPALIVE_S,
+    SUPERVISOR_WILL_DELAY_S,
+    Broker,
+    Connected,
+    Disconnected,
+    Handler,
+    Refused,
+    Will,
+    WillFactory,
+)
 from asteroid_core.link.control import ControlLink
 from asteroid_core.link.paho_link import PahoTransport
 from asteroid_core.link.reasons import disconnected
 from asteroid_core.wire import topics
 from asteroid_core.wire.messages import AgentStatus, encode
 
-KEEPALIVE_S = 5
-"""The broker notices a frozen process or a pulled cable after about one and a half of these."""
-WILL_DELAY_S = 3
-"""A reconnection within this time cancels the will."""
 SESSION_S = 60
 """Longer than the will's delay, which ends with the session; commands wait this long for us."""
 _SESSION_TAKEN_OVER = 0x8E
@@ -80,7 +86,7 @@ class Uplink(ControlLink):
     """
 
     def __init__(self, broker: Broker, agent: str, events: queue.SimpleQueue[Any]) -> None:
-        broker = replace(broker, keepalive=KEEPALIVE_S, clean_start=False, session_expiry=SESSION_S)
+        broker = replace(broker, keepalive=SUPERVISOR_KEEPALIVE_S, clean_start=False, session_expiry=SESSION_S)
         transport = _ShyTransport(broker, f"asteroid-agent-{agent}")
         super().__init__(transport, lambda connection: last_will(agent, connection), events)
         self.taken_over_sentence = transport.sentence
@@ -96,4 +102,4 @@ class Uplink(ControlLink):
 def last_will(agent: str, connection: str) -> Will:
     """Return what the broker says for us when this connection is lost."""
     status = AgentStatus(agent=agent, state="lost", connection=connection, reason="the broker lost its connection")
-    return Will(topics.build("agent_status", agent=agent), encode(status), delay=WILL_DELAY_S)
+    return Will(topics.build("agent_status", agent=agent), encode(status), delay=SUPERVISOR_WILL_DELAY_S)

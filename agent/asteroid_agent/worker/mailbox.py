@@ -116,10 +116,10 @@ class Mailbox(Generic[Part]):
         self._parts.setdefault(key, {}).setdefault((source, tag.index), part)
         return key
 
-    def complete(self, key: PassKey, op: Op, number: int | None, expected: Sequence[Expected]) -> bool:
-        """Whether every expected part is here."""
+    def missing(self, key: PassKey, op: Op, number: int | None, expected: Sequence[Expected]) -> tuple[str, ...]:
+        """Return who has not yet sent all that is expected, in the order of ``expected``."""
         have = self._parts.get((key, op, number or 0), {})
-        return all((e.source, e.index) in have for e in expected)
+        return tuple(dict.fromkeys(e.source for e in expected if (e.source, e.index) not in have))
 
     def take(
         self, key: PassKey, op: Op, number: int | None, expected: Sequence[Expected]

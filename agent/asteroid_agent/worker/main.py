@@ -17,12 +17,22 @@ from pydantic import ValidationError
 
 from asteroid_agent.logs import setup_logging
 from asteroid_agent.worker.config import Mode, WorkerConfig
+from asteroid_agent.worker.pulse import Heart, Name, Pulse
 from asteroid_core.clock import MonotonicClock, ProcessClock
 from asteroid_core.errors import AsteroidError, BrokerError
-from asteroid_core.link.base import Broker, Connected, Disconnected, Message, Refused, Subscription, Will
+from asteroid_core.link.base import (
+    WORKER_KEEPALIVE_S,
+    Broker,
+    Connected,
+    Disconnected,
+    Message,
+    Refused,
+    Subscription,
+    Will,
+)
 from asteroid_core.link.tensors import TensorLink, open_tensors
 from asteroid_core.wire import topics
-from asteroid_core.wire.messages import DataInfo, FieldInfo, ProfilePart, WorkerState, WorkerStatus, encode
+from asteroid_core.wire.messages import Beat, DataInfo, FieldInfo, ProfilePart, WorkerState, WorkerStatus, encode
 
 log = logging.getLogger("asteroid.worker")
 
@@ -38,6 +48,8 @@ class Shell:
         self._topic = topics.build("agent_worker", agent=config.agent, job=config.job)
         self._said: tuple[WorkerState, int, str] = ("starting", 0, "")
         self._connection = ""
+        self.spoken = ""
+        """The connection of the last status said."""
         self._stashed: list[tuple[str, bytes]] = []
         self.link: TensorLink = open_tensors(_broker(config), config.job, config.agent, will=self._will)
         self.link.subscribe(
@@ -66,10 +78,16 @@ class Shell:
         while not self._connection:
             self._stashed += self.messages(0.1)
         self.link.publish(self._topic, encode(self._status(self._connection, *self._said)), retain=True, remember=False)
+        self.spoken = self._connection
 
     def publish(self, topic: str, payload: bytes, retain: bool = False) -> None:
         """Publish a control message."""
         self.link.publish(topic, payload, retain=retain)
+
+    def beat(self, message: Beat) -> None:
+        """Publish a sign of life; one that is lost is followed by another one."""
+        topic = topics.build("agent_beat", agent=self._config.agent, job=self._config.job)
+        self.link.publish(topic, encode(message), qos=0)
 
     def messages(self, timeout: float) -> list[tuple[str, bytes]]:
         """Return the control messages that have come, waiting for the first one for ``timeout`` seconds."""
@@ -104,7 +122,7 @@ def _broker(config: WorkerConfig) -> Broker:
         mqtt.password,
         ca_file=mqtt.ca_file,
         tls=mqtt.tls,
-        keepalive=60,
+        keepalive=WORKER_KEEPALIVE_S,
     )
 
 
@@ -132,7 +150,14 @@ def _resident_mb() -> float:
 def _train(config: WorkerConfig, shell: Shell) -> None:
     from asteroid_agent.worker.session import Session  # torch is loaded here, once the connection stands
 
-    Session(config, shell.link, shell, MonotonicClock(), _resident_mb).run()
+    pulse, clock, link = Pulse(), MonotonicClock(), shell.link
+    name = Name(config.agent, config.job)
+    heart = Heart(name, pulse, lambda: link.chunks, lambda: shell.spoken, clock, shell.beat)
+    heart.start()
+    try:
+        Session(config, link, shell, clock, _resident_mb, pulse).run()
+    finally:
+        heart.stop()
 
 
 def _profile(config: WorkerConfig, shell: Shell) -> None:

@@ -17,9 +17,12 @@ from asteroid_agent.backend.base import Backend, SampleKeys, Scores
 from asteroid_agent.worker.mailbox import Expectations, Expected, Mailbox, PassKey
 from asteroid_agent.worker.pieces import join, rows
 from asteroid_agent.worker.ports import Keeps, Received, TensorPort
+from asteroid_agent.worker.pulse import Pulse
 from asteroid_core.clock import Clock
 from asteroid_core.errors import WireError
+from asteroid_core.ids import COORDINATOR
 from asteroid_core.optim import clip_scale, learning_rate
+from asteroid_core.patience import Patience
 from asteroid_core.program import StageProgram
 from asteroid_core.reduce import add_in_order, slices
 from asteroid_core.rounds import RoundPlan, passes, validation_micros
@@ -55,6 +58,7 @@ class StageRunner:
         keeps: takes snapshots when they are due, and serves devices that ask for layers.
         clock: time.
         resident_mb: memory of the process, for the report.
+        pulse: told what is being done or waited for.
         early: tensors of this generation that came while the stage was being loaded.
     """
 
@@ -70,12 +74,15 @@ class StageRunner:
         keeps: Keeps,
         clock: Clock,
         resident_mb: Callable[[], float | None],
+        pulse: Pulse,
         early: Sequence[Received] = (),
     ) -> None:
         self._resident_mb = resident_mb
         self._a, self._backend, self._link = assignment, backend, link
         self._control, self._report, self._keeps, self._clock = control, report, keeps, clock
+        self._pulse = pulse
         self._plan = assignment.plan
+        self._patience = Patience(predicted_s=self._plan.predicted_s or 0.0)
         self._me = assignment.agent
         self._stage = self._plan.stages[assignment.stage]
         self._program = program
@@ -156,6 +163,7 @@ class StageRunner:
             waiting = self._walker.waiting_for
             if waiting is not None and waiting.op in WAITS:
                 self._await(waiting)
+        self._patience = self._patience.after(self._clock.now() - self._time.begin)
 
     def _perform(self, item: Instruction) -> None:
         begin = self._clock.now()
@@ -185,6 +193,7 @@ class StageRunner:
                 raise ValueError(f"{item} is not something to do")
         if item.op in (Op.FORWARD, Op.BACKWARD, Op.REDUCE, Op.STEP):
             self._walker.done(item)
+        self._pulse.done()
         self._time.busy += self._clock.now() - begin
 
     # Waiting
@@ -199,10 +208,12 @@ class StageRunner:
         # than that sender has credit for. What comes early gives it back when its turn comes, which holds the sender.
         for part in self._mail.held(key):
             self._link.release(part)
-        while not self._mail.complete(self._key, item.op, item.number, expected):
+        while missing := self._mail.missing(self._key, item.op, item.number, expected):
+            self._pulse.wait(missing, begin, self._patience.seconds)
             received = self._take()
             if received is not None and self._mail.put(received.src, received.tag, received) == key:
                 self._link.release(received)
+        self._pulse.done()
         self._time.wait += self._clock.now() - begin
         parts = self._mail.take(self._key, item.op, item.number, expected)
         self._accept(item, parts)
@@ -216,10 +227,13 @@ class StageRunner:
 
     def _await_room(self) -> None:
         """Wait until the last snapshot is durable; training tensors that come meanwhile are kept."""
+        begin = self._clock.now()
         while not self._keeps.room():
+            self._pulse.wait((COORDINATOR,), begin, self._patience.seconds)
             received = self._take()
             if received is not None:
                 self._mail.put(received.src, received.tag, received)
+        self._pulse.work()
 
     def _accept(self, item: Instruction, parts: list[tuple[Expected, Received]]) -> None:
         number = item.number if item.number is not None else 0

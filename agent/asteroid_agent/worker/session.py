@@ -22,6 +22,7 @@ from asteroid_agent.worker.config import WorkerConfig
 from asteroid_agent.worker.fetching import Fetcher
 from asteroid_agent.worker.keeper import Keeper
 from asteroid_agent.worker.ports import TensorPort
+from asteroid_agent.worker.pulse import Pulse
 from asteroid_agent.worker.runner import StageRunner, group_name
 from asteroid_agent.worker.shell import WorkerShell
 from asteroid_agent.worker.snapshots import Snapshots
@@ -72,9 +73,10 @@ class Session:
         shell: WorkerShell,
         clock: Clock,
         resident_mb: Callable[[], float | None],
+        pulse: Pulse,
     ) -> None:
         self._config, self._link, self._shell, self._clock = config, link, shell, clock
-        self._tell = shell.tell
+        self._tell, self._pulse = shell.tell, pulse
         self._resident_mb = resident_mb
         self._pending: Assignment | None = None
         self._generation = 0
@@ -103,6 +105,7 @@ class Session:
                 self._tell_halted()
 
     def _next(self) -> Assignment:
+        self._pulse.idle(self._clock.now())
         while self._pending is None:
             self._idle(0.2)
             if self._halt and self._pending is None:
@@ -178,6 +181,7 @@ class Session:
         self._told.clear()
         serves = assignment.stage == NO_STAGE
         groups = () if serves else plan.reduction_groups(self._config.agent)
+        self._pulse.enter(generation, self._clock.now())
         self._link.set_generation(
             generation,
             [group_name(assignment.stage, g) for g, _ in groups],
@@ -208,6 +212,7 @@ class Session:
             keeps=snapshots,
             clock=self._clock,
             resident_mb=self._resident_mb,
+            pulse=self._pulse,
             early=fetcher.early,
         )
         self._stage = _Stage(program, backend, runner, generation, assignment.program_sha256)
@@ -217,6 +222,7 @@ class Session:
         finally:
             if feeder is not None:
                 feeder.halt()
+        self._pulse.idle(self._clock.now())
         while self._link.backlog():
             self._idle(0.05)
             if self._pending is not None:

@@ -23,6 +23,7 @@ from asteroid_coordinator.job.losses import gone, left_out, make_plan, react
 from asteroid_coordinator.job.moving import Answer, begin, covers, go_back, go_on, move_on
 from asteroid_coordinator.job.state import (
     ENDED,
+    GONE,
     TRAINING,
     Broken,
     Checkpointed,
@@ -50,6 +51,7 @@ from asteroid_coordinator.job.state import (
     Say,
     StopAsked,
     StopFeed,
+    Stuck,
     Submitted,
     TakenOver,
     WorkerFinished,
@@ -73,13 +75,12 @@ LATE: dict[str, str] = {
     "DeviceLeaves": "the device does not take part, or the job has ended",
     "Proposed": "the plan has changed meanwhile",
     "DeviceBack": "the device was never left out",
+    "Stuck": "the job has replanned or stopped for another reason meanwhile",
     "Late": "the workers got ready, or the plan changed, before the deadline",
     "StopAsked": "the job has ended already",
     "Broken": "the job has ended already",
 }
 """Events that may arrive when nothing needs to be done, and why."""
-
-_GONE = frozenset({"failed", "exited", "lost"})
 
 
 class ImpossibleEventError(Exception):
@@ -116,7 +117,9 @@ def decide(job: Job, event: JobEvent) -> Answer:
         case CheckpointFailed():
             return _abandoned(job, event.rounds)
         case DeviceGone():
-            return losses.gone(job, event.device, event.reason)
+            return losses.gone(job, event)
+        case Stuck():
+            return losses.stuck(job, event)
         case DeviceLeaves():
             return losses.leaves(job, event)
         case Proposed():
@@ -207,7 +210,7 @@ def _planned(job: Job, event: Planned) -> Answer:
         return replace(job, plan=plan, generation=plan.generation, phase="done", reason="planned"), [said]
     fresh = begin(job, plan)
     if event.way == "regroup":
-        answer = go_on(fresh, said)
+        answer = go_on(fresh, old, said)
     elif old is not None and covers(old, {item.agent for item in job.halted}):
         answer = move_on(fresh, old, said)
     else:
@@ -228,10 +231,10 @@ def _worker(job: Job, event: WorkerMoved) -> Answer:
     plan = job.plan
     if plan is None or not losses.involved(job, event.agent) or job.phase not in TRAINING:
         return job, []
-    if event.state in _GONE:
+    if event.state in GONE:
         if event.state == "lost" and (event.agent, event.connection) not in job.connections:
             return job, []  # the late will of an older connection, or of a worker that this one has replaced
-        return gone(job, event.agent, event.reason or f"its worker is {event.state}")
+        return gone(job, DeviceGone(event.agent, event.reason or f"its worker is {event.state}"))
     others = tuple(c for c in job.connections if c[0] != event.agent)
     job = replace(job, connections=(*others, (event.agent, event.connection)))
     if event.generation != job.generation:

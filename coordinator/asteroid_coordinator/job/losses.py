@@ -10,6 +10,7 @@ from asteroid_coordinator.job.state import (
     ACTIVE,
     TRAINING,
     Consider,
+    DeviceGone,
     DeviceLeaves,
     Effect,
     Halt,
@@ -18,8 +19,10 @@ from asteroid_coordinator.job.state import (
     Late,
     MakePlan,
     Proposed,
+    Release,
     Say,
     StopFeed,
+    Stuck,
     Way,
 )
 
@@ -45,16 +48,35 @@ def involved(job: Job, device: str) -> bool:
     return device in job.serving or (job.plan is not None and device in job.plan.devices)
 
 
-def gone(job: Job, device: str, reason: str) -> Answer:
+def gone(job: Job, event: DeviceGone) -> Answer:
     """A device is lost."""
+    device = event.device
     if job.phase not in ACTIVE:
         return job, []
     if job.phase in TRAINING and job.plan is not None and not involved(job, device):
         return job, []
-    said = Say("device-lost", f"{device} is lost: {reason}", {"device": device})
-    job = without(job, device, reason)
+    if job.phase == "halting" and device in left_out(job):
+        return job, []  # its will, its exit and the word of its supervisor say the same
+    found = {"source": event.source, "worst_s": event.worst_s} if event.source else {}
+    said = Say("device-lost", f"{device} is lost: {event.reason}", {"device": device, **found})
+    job = without(job, device, event.reason)
     if job.phase == "profiling":
         return job, [said]
+    ends = _end_of(job, device)
+    job, effects = react(job)
+    return job, [said, *ends, *effects]
+
+
+def _end_of(job: Job, device: str) -> list[Effect]:
+    """A lost worker may hang only, or wake up again: its supervisor is to end it, so that the device is free."""
+    return [Release((device,))] if job.plan is not None and device in job.plan.devices else []
+
+
+def stuck(job: Job, event: Stuck) -> Answer:
+    """The same devices run the round again, in a generation in which nothing is under way."""
+    if job.phase != "running" or event.generation != job.generation:
+        return job, []
+    said = Say("stuck", f"round {job.completed} is stuck: {event.reason}", {"worst_s": event.worst_s})
     job, effects = react(job)
     return job, [said, *effects]
 
@@ -115,7 +137,7 @@ def late(job: Job, event: Late) -> Answer:
     effects: list[Effect] = []
     for device in missing:
         job = without(job, device, f"its worker {what}")
-        effects.append(Say("device-late", f"{device} {what}", {"device": device}))
+        effects += [Say("device-late", f"{device} {what}", {"device": device}), *_end_of(job, device)]
     if not missing:
         return job, []
     job, more = react(job)
@@ -130,7 +152,7 @@ def leaves(job: Job, event: DeviceLeaves) -> Answer:
     if job.phase not in ACTIVE:
         return job, []
     if job.plan is None or job.phase in ("profiling", "planning"):
-        return gone(job, event.device, event.reason)
+        return gone(job, DeviceGone(event.device, event.reason))
     if not involved(job, event.device) or event.device in leaving(job):
         return job, []
     said = Say("device-leaves", f"{event.device} leaves: {event.reason}", {"device": event.device})

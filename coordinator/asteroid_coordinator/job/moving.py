@@ -34,15 +34,17 @@ def begin(job: Job, plan: Plan) -> Job:
     )
 
 
-def go_on(job: Job, said: Say) -> Answer:
+def go_on(job: Job, old: Plan | None, said: Say) -> Answer:
     """New shares: everybody goes on with the state it has, from where the first one is."""
     plan = job.plan
     assert plan is not None
     start, scale = _furthest(job)
     behind = sorted(item.agent for item in job.halted if item.rounds < start)
-    words = f"all go on with the weights they have and run round {start} again: no weights move, no round is lost"
+    same = old is not None and old.devices == plan.devices
+    who = "all keep their shares" if same else "the survivors get new shares"
+    words = f"{who} and run round {start} again: no weights move, no round is lost"
     if behind:
-        words = f"all go on with the weights they have from round {start}; {', '.join(behind)} steps first"
+        words = f"{who} and go on with round {start}; {', '.join(behind)} steps first"
     held = frozenset(item for item in job.held if item.device in plan.devices)
     base = newest(held, plan.layers, job.saved)
     job = replace(job, live=True, halted=(), start_round=start, completed=start, held=_of_round(held, base))

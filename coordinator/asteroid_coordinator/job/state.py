@@ -20,6 +20,9 @@ ENDED: frozenset[JobPhase] = frozenset({"done", "failed", "stopped"})
 TRAINING: frozenset[JobPhase] = frozenset({"preparing", "running", "halting"})
 """Phases in which workers of the plan are there."""
 
+GONE = frozenset({"failed", "exited", "lost"})
+"""States of a worker that is not there any more."""
+
 
 @dataclass(frozen=True)
 class Halted:
@@ -198,10 +201,30 @@ class CheckpointFailed:
 
 @dataclass(frozen=True)
 class DeviceGone:
-    """A device is lost or leaves."""
+    """A device is lost or leaves.
+
+    Attributes:
+        device: which one.
+        reason: a clause that goes on from "... is lost:".
+        connection: of the supervisor whose last will says so; empty if it is anything else.
+        source: which of the detector's sources says so, if it is the detector.
+        worst_s: the longest that it can take that source after the failure.
+    """
 
     device: str
     reason: str
+    connection: str = ""
+    source: str = ""
+    worst_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """No device is lost, but a round does not go on: the detector finds that all wait for each other."""
+
+    generation: int
+    reason: str
+    worst_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -266,6 +289,7 @@ JobEvent = (
     | DeviceGone
     | DeviceLeaves
     | Proposed
+    | Stuck
     | DeviceBack
     | Late
     | StopAsked

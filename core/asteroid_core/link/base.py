@@ -19,6 +19,12 @@ PACKET_RESERVE = 4 * 1024
 """Room for the topic and the headers beside a chunk in one MQTT packet."""
 CHUNK_BYTES = 256 * 1024
 """Default chunk: see bench/link.py for 256 KiB, 512 KiB and 1 MiB."""
+SUPERVISOR_KEEPALIVE_S = 5
+"""The broker notices a frozen process or a pulled cable after about one and a half of these."""
+SUPERVISOR_WILL_DELAY_S = 3
+"""A reconnection within this time cancels the will."""
+WORKER_KEEPALIVE_S = 60
+"""A busy receiver must not be cut off; a worker that hangs is found by its heartbeat long before."""
 MAX_PACKET = (1 << 20) + 64 * 1024
 """Largest packet we ask a broker to send us: one chunk of 1 MiB and room."""
 

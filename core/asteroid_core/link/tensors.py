@@ -219,6 +219,11 @@ class TensorLink(LinkLoop):
         with self._counts:
             return self._counts.wait_for(lambda: not self._transfers, timeout)
 
+    @property
+    def chunks(self) -> int:
+        """Chunks that have landed since the start; rises while a tensor is still on its way."""
+        return self._inbox.counters.chunks
+
     def stats(self) -> dict[str, int | str]:
         """Return the length of a chunk, and what was sent, repeated, received and dropped since the start."""
         out, counters = self._outbox, self._inbox.counters

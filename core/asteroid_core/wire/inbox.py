@@ -78,6 +78,7 @@ class Counters:
 
     tensors: int = 0
     bytes: int = 0
+    chunks: int = 0
     older_generation: int = 0
     newer_generation: int = 0
     duplicate: int = 0
@@ -184,6 +185,7 @@ class Inbox:
         partial.buffer[header.offset : header.offset + len(body)] = body
         partial.have[header.chunk] = 1
         partial.count += 1
+        self.counters.chunks += 1
         pool.landed += charge
         received = self._complete(pool, number, partial) if partial.count == header.chunks else None
         self._give(pool)

@@ -144,7 +144,7 @@ class Report(Message):
     agent: str
     job: str
     generation: int
-    kind: Literal["round", "validation", "kept", "halted", "late", "failed", "finished"]
+    kind: Literal["round", "validation", "kept", "halted", "finished"]
     round: int
     """which one; of ``kept`` and ``halted``, how many have been stepped"""
     lo: int = 0
@@ -167,6 +167,24 @@ class Report(Message):
     peak_alive: int = 0
     memory_mb: Figure | None = None
     reason: str = ""
+
+
+class Beat(Message):
+    """A sign of life of a worker that trains; ``detector`` judges by it."""
+
+    agent: str
+    job: str
+    generation: int
+    connection: str
+    """that of the last ``WorkerStatus``"""
+    count: int = Field(ge=0)
+    """number of this beat in the life of the process"""
+    progress: int = Field(ge=0)
+    """instructions done and chunks of tensors received"""
+    waiting: tuple[str, ...] = ()
+    """whom the present instruction waits for"""
+    late: bool = False
+    """it has waited longer than such waits take"""
 
 
 class ProfilePart(Message):

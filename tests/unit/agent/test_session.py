@@ -11,6 +11,7 @@ from tests.support import cluster, jobs
 from tests.support.worker import ScriptedLink, ScriptedShell, Waiting
 
 from asteroid_agent.worker.config import MqttConfig, WorkerConfig
+from asteroid_agent.worker.pulse import Pulse
 from asteroid_agent.worker.session import Session
 from asteroid_core.clock import MonotonicClock
 from asteroid_core.errors import AsteroidError, ProgramError, WireError
@@ -43,7 +44,7 @@ def _prepared(change: str = "") -> tuple[Session, ScriptedLink, ScriptedShell, b
     )
     link, shell = ScriptedLink(), ScriptedShell()
     shell.control.append((build("job_assignment", job="test", agent="a"), encode(told)))
-    return Session(CONFIG, link, shell, MonotonicClock(), lambda: None), link, shell, program, state
+    return Session(CONFIG, link, shell, MonotonicClock(), lambda: None, Pulse()), link, shell, program, state
 
 
 def _fails(session: Session) -> AsteroidError:

@@ -171,6 +171,14 @@ def test_a_stop_asks_then_kills() -> None:
     assert ev.Kill(1, hard=True) in effects
 
 
+def test_a_stop_of_an_older_generation_does_not_end_a_newer_worker() -> None:
+    _, effects = play(CONNECTED, command("prepare", generation=3), command("stop", "2", generation=2))
+    assert not _of(effects, ev.Kill)
+    assert replies(effects)[0].ok
+    _, effects = play(CONNECTED, command("prepare", generation=3), command("stop", "2", generation=3))
+    assert _of(effects, ev.Kill)
+
+
 def test_leaving_ends_the_worker_first() -> None:
     state, effects = play(CONNECTED, command("prepare"), ev.Signalled("SIGTERM"))
     assert state.phase is Phase.DRAINING

@@ -194,7 +194,9 @@ GROUP: tuple[s.JobEvent, ...] = (
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_loss_of_a_group_member_costs_no_round(loss: s.JobEvent) -> None:
     job, effects = play(s.Job("j"), *GROUP, loss)
-    assert (job.phase, _kinds(effects)) == ("halting", ["StopFeed", "Halt"])
+    assert (job.phase, _kinds(effects)) == ("halting", ["Release", "StopFeed", "Halt"])
+    assert s.Release(("b",)) in effects
+    assert decide(job, loss) == (job, []), "its will, its exit and its supervisor say the same"
     job, effects = play(job, s.Halted("a", 1, 5, voted=True), s.Halted("b", 1, 5))
     assert effects == []
     job, effects = play(job, s.Halted("c", 1, 5))
@@ -204,6 +206,28 @@ def test_the_loss_of_a_group_member_costs_no_round(loss: s.JobEvent) -> None:
     assert (prepare.live, prepare.start_round, prepare.sources) == (True, 5, ())
     job, effects = play(job, *ready("a", 2), *ready("c", 2))
     assert (job.phase, s.Feed(5) in effects) == ("running", True)
+
+
+def test_a_round_that_is_stuck_is_run_again_by_the_same_devices() -> None:
+    job, effects = play(s.Job("j"), *GROUP, s.Stuck(1, "a, b, c wait for each other", 30.0))
+    assert (job.phase, _kinds(effects), job.excluded) == ("halting", ["StopFeed", "Halt"], ())
+    assert effects[0] == s.Say("stuck", "round 0 is stuck: a, b, c wait for each other", {"worst_s": 30.0})
+    job, effects = play(job, *(s.Halted(d, 1, 5) for d in "abc"))
+    assert s.MakePlan(2, frozenset(), "regroup", group(1, "a", "b")) in effects
+    job, effects = play(job, s.Planned(group(2, "a", "b"), "regroup"))
+    assert _prepare(effects).live
+    assert any("all keep their shares and run round 5 again" in e.text for e in effects if isinstance(e, s.Say))
+    job, _ = play(job, *ready("a", 2), *ready("b", 2), *ready("c", 2))
+    assert job.phase == "running"
+    assert decide(job, s.Stuck(1, "late")) == (job, [])
+
+
+def test_what_the_detector_finds_stands_in_the_event() -> None:
+    _, effects = play(s.Job("j"), *RUNNING, s.DeviceGone("b", "silent", source="heartbeat", worst_s=10.5))
+    assert effects[:2] == [
+        s.Say("device-lost", "b is lost: silent", {"device": "b", "source": "heartbeat", "worst_s": 10.5}),
+        s.Release(("b",)),
+    ]
 
 
 def test_if_one_has_stepped_the_others_step_too() -> None:
@@ -226,7 +250,7 @@ def test_a_second_loss_in_a_live_preparation_halts_again() -> None:
     job, _ = play(job, s.Planned(group(2, "a"), "regroup"))
     assert (job.phase, job.live, three.generation) == ("preparing", True, 1)
     job, effects = play(job, s.DeviceGone("a", "gone"))
-    assert (job.phase, _kinds(effects)) == ("planning", ["StopFeed", "MakePlan"])
+    assert (job.phase, _kinds(effects)) == ("planning", ["Release", "StopFeed", "MakePlan"])
 
 
 def test_who_does_not_halt_in_time_is_lost_too() -> None:
@@ -265,6 +289,7 @@ def test_a_checkpoint_that_fails_is_not_waited_for() -> None:
         s.Late(1),
         s.Late(1, "halting"),
         s.Late(0),
+        s.Stuck(0, "late"),
     ],
 )
 def test_what_comes_late_changes_nothing(late: s.JobEvent) -> None:
@@ -317,7 +342,7 @@ EVENTS = [
     s.Checkpointed(3, 1), s.DeviceGone("a", "x"), s.DeviceGone("b", "x"), s.DeviceBack("a"), s.Late(1), s.Late(2),
     s.StopAsked(), s.Broken("x"), s.WorkerMoved("b", "failed", 1, "x"), kept("a", 3, 0, 1), kept("a", 3, 1, 2),
     kept("b", 3, 0, 1), kept("b", 3, 1, 2), s.Halted("a", 1, 2), s.Halted("b", 1, 3, scale=1.0), s.Late(1, "halting"),
-    s.CheckpointFailed(3),
+    s.CheckpointFailed(3), s.Stuck(1, "x"), s.Stuck(2, "x"),
 ]  # fmt: skip
 
 

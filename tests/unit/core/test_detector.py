@@ -20,6 +20,7 @@ from asteroid_core.detector import (
     STALL_FACTOR,
     STALL_S,
     TICK_S,
+    WORD_S,
     Beat,
     Detector,
     Verdict,
@@ -89,24 +90,57 @@ def said(told: list[tuple[float, Verdict]]) -> list[tuple[str | None, str]]:
 # Wills and exits
 
 
-@pytest.mark.parametrize("role", ["supervisor", "worker"])
-def test_the_last_will_of_the_present_connection_is_a_verdict_at_once(role: str) -> None:
+@pytest.mark.parametrize(("role", "after"), [("supervisor", 0.0), ("worker", WORD_S)])
+def test_the_last_will_of_the_present_connection_is_a_verdict(role: str, after: float) -> None:
     site = Site("a", "b")
-    site.detector.will("a", role, f"a-{role[0]}1", 5, 3)  # type: ignore[arg-type]
+    site.detector.will("a", role, f"a-{role[0]}1", site.now, 5, 3)  # type: ignore[arg-type]
+    assert site.detector.pause(site.now) == pytest.approx(after or TICK_S)
+    if after:
+        assert site.tick() == ()
+    site.now += after
     (verdict,) = site.tick()
     assert (verdict.device, verdict.source, verdict.worst_s) == ("a", "will", will_worst_s(5, 3))
     assert role in verdict.reason
-    assert verdict.worst_s >= 1.5 * 5 + 3
+    assert verdict.worst_s >= 1.5 * 5 + 3 + after
+    assert site.detector.pause(site.now) == TICK_S
+    assert site.run(60) == []
+
+
+def test_the_supervisors_word_is_preferred_to_the_will_of_its_worker() -> None:
+    site = Site("a", "b")
+    site.detector.will("a", "worker", "a-w1", site.now, 60)
+    site.now += WORD_S / 2
+    site.detector.exited("a", "killed by SIGKILL")
+    assert [(v.source, v.reason) for v in site.tick()] == [("exit", "killed by SIGKILL")]
+    assert site.run(60) == []
+
+
+def test_a_worker_that_speaks_again_at_once_is_not_lost() -> None:
+    site = Site("a", "b")
+    site.detector.will("a", "worker", "a-w1", site.now, 60)
+    site.detector.born("a", "worker", "a-w2")
+    site.now += WORD_S
+    assert site.tick() == ()
+
+
+def test_a_will_that_waits_for_a_better_reason_is_told_though_the_generation_ends() -> None:
+    site = Site("a", "b")
+    site.detector.will("a", "worker", "a-w1", site.now, 60)
+    site.detector.start(1, (), site.now)
+    assert said([(site.now, v) for v in site.tick()]) == [("a", "will")]
+    site.now += WORD_S
+    assert site.tick() == ()
 
 
 def test_the_will_of_an_older_connection_of_the_other_role_or_of_a_stranger_says_nothing() -> None:
     site = Site("a", "b")
     site.detector.born("a", "worker", "a-w2")
-    site.detector.will("a", "worker", "a-w1", 60)
-    site.detector.will("a", "supervisor", "a-w2", 5)
-    site.detector.will("c", "worker", "c-w1", 60)
+    site.detector.will("a", "worker", "a-w1", site.now, 60)
+    site.detector.will("a", "supervisor", "a-w2", site.now, 5)
+    site.detector.will("c", "worker", "c-w1", site.now, 60)
     site.detector.born("c", "worker", "c-w1")
-    site.detector.will("c", "worker", "c-w1", 60)
+    site.detector.will("c", "worker", "c-w1", site.now, 60)
+    site.now += WORD_S
     assert site.tick() == ()
 
 
@@ -121,7 +155,7 @@ def test_an_exit_is_a_verdict_at_once_with_the_words_of_the_supervisor() -> None
 def test_a_device_is_reported_once_in_a_generation_and_again_in_the_next_one() -> None:
     site = Site("a", "b", "c")
     site.detector.exited("a", "exit code 1")
-    site.detector.will("a", "worker", "a-w1", 60)
+    site.detector.will("a", "worker", "a-w1", site.now, 60)
     assert said([(site.now, v) for v in site.tick()]) == [("a", "exit")]
     site.detector.exited("a", "exit code 1")
     site.frozen.add("a")
