@@ -272,7 +272,8 @@ def _worker(job: Job, event: WorkerMoved) -> Answer:
 
 
 def _round(job: Job, event: RoundDone) -> Answer:
-    if job.plan is None or event.generation != job.generation or job.phase not in ("running", "halting"):
+    # A worker's first reports may overtake the word of another one that it is ready.
+    if job.plan is None or event.generation != job.generation or job.phase not in _TRAINING:
         return job, []
     reported = dict(job.reported)
     reported[event.round] = reported.get(event.round, frozenset()) | {event.agent}
@@ -284,7 +285,7 @@ def _round(job: Job, event: RoundDone) -> Answer:
 
 
 def _finished(job: Job, event: WorkerFinished) -> Answer:
-    if event.generation != job.generation or job.phase != "running":
+    if event.generation != job.generation or job.phase not in ("preparing", "running"):
         return job, []
     return _end(replace(job, finished=job.finished | {event.agent}))
 

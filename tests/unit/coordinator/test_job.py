@@ -77,6 +77,21 @@ def test_it_is_done_when_all_have_finished_and_everything_is_durable() -> None:
     assert (job.phase, _kinds(effects)) == ("done", ["StopFeed", "Export", "Release"])
 
 
+def test_a_worker_with_nothing_left_to_do_may_finish_before_another_ones_ready_is_heard() -> None:
+    resumed: tuple[s.JobEvent, ...] = (s.Submitted("train", saved=10), *START[1:])
+    job, _ = play(s.Job("j"), *resumed, *ready("a"), s.WorkerFinished("a", 1))
+    assert job.phase == "preparing"
+    job, effects = play(job, *ready("b"), s.WorkerFinished("b", 1))
+    assert (job.phase, _kinds(effects)) == ("done", ["StopFeed", "Export", "Release"])
+
+
+def test_a_round_counts_although_its_report_overtakes_the_word_that_a_worker_is_ready() -> None:
+    job, _ = play(s.Job("j"), *START, *ready("a"), s.RoundDone("b", 1, 0))
+    assert (job.phase, job.completed) == ("preparing", 0)
+    job, _ = play(job, *ready("b"), s.RoundDone("a", 1, 0))
+    assert (job.phase, job.completed) == ("running", 1)
+
+
 LOSSES: list[s.JobEvent] = [
     s.WorkerMoved("b", "failed", 1, "out of memory"),
     s.WorkerMoved("b", "lost", 1, connection="c-b"),
