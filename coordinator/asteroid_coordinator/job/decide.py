@@ -308,11 +308,13 @@ def _durable(job: Job, rounds: int) -> Job:
 
 
 def _checkpointed(job: Job, event: Checkpointed) -> Answer:
-    if event.rounds <= job.saved:
-        return job, []
-    job = replace(job, saved=event.rounds)
+    fresh = event.rounds > job.saved
+    job = replace(job, saved=max(job.saved, event.rounds))
     if event.generation == job.generation and event.rounds >= job.durable and job.phase in _TRAINING:
+        # Even if a late checkpoint of an older generation holds as much: the workers of this one wait for theirs.
         job = _durable(job, event.rounds)
+    if not fresh:
+        return job, []
     job, effects = _end(job)
     return job, [Say("checkpoint", f"round {event.rounds} is saved", {"round": event.rounds}), *effects]
 

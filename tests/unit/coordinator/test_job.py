@@ -92,6 +92,15 @@ def test_a_round_counts_although_its_report_overtakes_the_word_that_a_worker_is_
     assert (job.phase, job.completed) == ("running", 1)
 
 
+def test_workers_do_not_wait_for_a_checkpoint_that_an_older_generation_has_made_already() -> None:
+    job, _ = play(s.Job("j"), *RUNNING, s.Checkpointed(2, 1), s.DeviceGone("b", "gone"))
+    job, _ = play(job, s.Planned(plan(2, "a", "c"), "replay"), *ready("a", 2), *ready("c", 2))
+    job, _ = play(job, s.Checkpointed(4, 1))
+    assert (job.phase, job.saved, job.durable) == ("running", 4, 2)
+    job, effects = play(job, s.Checkpointed(4, 2))
+    assert (job.saved, job.durable, job.durable_generation, effects) == (4, 4, 2, [])
+
+
 LOSSES: list[s.JobEvent] = [
     s.WorkerMoved("b", "failed", 1, "out of memory"),
     s.WorkerMoved("b", "lost", 1, connection="c-b"),
