@@ -259,8 +259,11 @@ def _worker(job: Job, event: WorkerMoved) -> Answer:
         if event.state == "lost" and (event.agent, event.connection) not in job.connections:
             return job, []  # the late will of an older connection, or of a worker that this one has replaced
         return _gone(job, event.agent, event.reason or f"its worker is {event.state}")
+    anew = event.state == "starting" and (event.agent, event.connection) not in job.connections
     others = tuple(c for c in job.connections if c[0] != event.agent)
     job = replace(job, connections=(*others, (event.agent, event.connection)))
+    if anew and _relied_on(job, event.agent):
+        return _gone(job, event.agent, "its worker was started anew")
     if event.generation != job.generation:
         return job, []
     if event.state == "ready" and job.phase == "preparing":
@@ -269,6 +272,15 @@ def _worker(job: Job, event: WorkerMoved) -> Answer:
             said = Say("running", f"round {job.start_round} begins on {len(plan.devices)} devices")
             return replace(job, phase="running", live=True, halted=()), [said, Feed(job.start_round)]
     return job, []
+
+
+def _relied_on(job: Job, agent: str) -> bool:
+    """Whether the job counts on something in the memory of this device's worker.
+
+    A device that is back before the broker has missed it has a new worker, and no will has told.
+    """
+    holds = any(item.device == agent for item in job.held)
+    return holds or agent in job.ready or job.phase in ("running", "halting")
 
 
 def _round(job: Job, event: RoundDone) -> Answer:

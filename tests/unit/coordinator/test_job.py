@@ -101,6 +101,26 @@ def test_workers_do_not_wait_for_a_checkpoint_that_an_older_generation_has_made_
     assert (job.saved, job.durable, job.durable_generation, effects) == (4, 4, 2, [])
 
 
+def test_a_worker_that_was_started_anew_has_lost_what_it_held_although_no_will_came() -> None:
+    again = s.WorkerMoved("b", "starting", 0, connection="another")
+    running, _ = play(s.Job("j"), *RUNNING, s.Kept(Held(device="b", generation=1, rounds=2, lo=0, hi=2)))
+    job, _ = play(running, again)
+    assert (job.phase, dict(job.excluded)) == ("planning", {"b": "its worker was started anew"})
+    assert not any(item.device == "b" for item in job.held)
+    preparing, _ = play(running, s.DeviceGone("a", "gone"), s.Planned(plan(2, "b", "c"), "replay"))
+    assert preparing.phase == "preparing"
+    job, _ = play(preparing, again)
+    assert (job.phase, dict(job.excluded)["b"]) == ("planning", "its worker was started anew")
+
+
+def test_the_first_words_of_a_worker_that_nobody_relies_on_yet_and_old_ones_that_come_again_mean_nothing() -> None:
+    job, _ = play(s.Job("j"), *START, s.WorkerMoved("b", "starting", 0, connection="c-b"))
+    job, _ = play(job, s.WorkerMoved("b", "starting", 0, connection="another"))
+    assert (job.phase, job.excluded) == ("preparing", ())
+    job, _ = play(s.Job("j"), *RUNNING, s.WorkerMoved("b", "starting", 0, connection="c-b"))
+    assert (job.phase, job.excluded) == ("running", ())
+
+
 LOSSES: list[s.JobEvent] = [
     s.WorkerMoved("b", "failed", 1, "out of memory"),
     s.WorkerMoved("b", "lost", 1, connection="c-b"),
