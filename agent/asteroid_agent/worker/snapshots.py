@@ -38,10 +38,17 @@ class Snapshots:
         self._backend: Backend | None = None
 
     def begin(self, backend: Backend) -> None:
-        """The stage is loaded; keep the state of the start round if nobody else does."""
+        """The stage is loaded; keep the state of the start round if nobody else does.
+
+        If no round is left to run, the checkpoint is all that is missing: the last generation's may have come too late.
+        """
         self._backend = backend
-        if self._a.snapshot_every and not self._a.start_saved:
-            self._take(self._a.start_round, copies=True)
+        a = self._a
+        last = a.start_round == a.rounds
+        if not a.start_saved and (a.snapshot_every or (last and self._leads)):
+            data = self._take(a.start_round, copies=True)
+            if last:
+                self._save(a.start_round, data)
 
     # When
 
@@ -78,7 +85,9 @@ class Snapshots:
 
     def take(self, rounds: int) -> None:
         """Keep a snapshot, and send it to the backups and, if a checkpoint is due, to the coordinator."""
-        data = self._take(rounds, copies=rounds < self._a.rounds)
+        self._save(rounds, self._take(rounds, copies=rounds < self._a.rounds))
+
+    def _save(self, rounds: int, data: memoryview) -> None:
         if self._saved(rounds) and self._leads:
             tag = Tag(Kind.STATE, self._a.plan.generation, rounds, index=CHECKPOINT)
             self._link.send(COORDINATOR, tag, Tensor.of_bytes(data))
