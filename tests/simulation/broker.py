@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from tests.simulation.world import World
 
 from asteroid_core.errors import BrokerError
+from asteroid_core.link import memory
 from asteroid_core.link.base import (
     Connected,
     Disconnected,
@@ -24,10 +26,10 @@ from asteroid_core.link.base import (
     Will,
     WillFactory,
 )
-from asteroid_core.link.memory import matches
 from asteroid_core.wire import topics
 
 DATA = topics.DATA
+matches = lru_cache(maxsize=4096)(memory.matches)
 
 
 @dataclass

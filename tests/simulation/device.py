@@ -109,6 +109,7 @@ class Process:
         if self.exit is not None:
             return
         self.world.say(f"worker {self.number} of {self.config.agent} dies ({signal})")
+        self.device.watch.rebooted.add(self.config.agent)
         if self.link is not None:
             self.link.die(notice)
         self.task.kill()

@@ -29,12 +29,13 @@ NAMES = "abcdef"
 
 @dataclass(frozen=True)
 class Fault:
-    """Something goes wrong at a moment."""
+    """Something goes wrong at a moment, or so long after the so many-th step that a device takes."""
 
     at: float
     kind: str
     device: str = ""
     seconds: float = 0.0
+    step: int = 0
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,10 @@ def _faults(random: Random, devices: tuple[str, ...]) -> tuple[Fault, ...]:
     at = 0.0
     for _ in range(random.choice([0, 1, 1, 2, 2, 3, 4, 6])):
         together = bool(out) and random.random() < 0.35
-        at += random.choice([0.0, 0.001, 0.1 * random.random()]) if together else random.uniform(0.2, 4.0)
+        if together:
+            at += random.choice([0.0, 0.001, 0.1 * random.random()])
+        else:
+            at += random.expovariate(1.2) if out else random.uniform(0.2, 3.5)
         kind = random.choices(list(KINDS), list(KINDS.values()))[0]
         seconds = {
             "lose power": random.choice([1.0, 5.0, 20.0]) * (0.5 + random.random()),
@@ -118,7 +122,11 @@ def _faults(random: Random, devices: tuple[str, ...]) -> tuple[Fault, ...]:
             "kill coordinator": 0.2 + 2 * random.random(),
             "full disk": 3 * random.random(),
         }.get(kind, 0.0)
-        out.append(Fault(at, kind, random.choice(devices), seconds))
+        device = random.choice(devices)
+        if random.random() < 0.35:  # while some have stepped and others have not
+            out.append(Fault(0.004 * random.random(), kind, device, seconds, random.randint(1, 5 * len(devices))))
+        else:
+            out.append(Fault(at, kind, device, seconds))
     return tuple(out)
 
 
@@ -148,7 +156,9 @@ class Outcome:
         head = [f"seed {self.schedule.seed}: {text}" for text in self.violations]
         setting = self.schedule.setting
         head.append(f"{len(self.schedule.devices)} devices, {setting}, {self.schedule.weather}")
-        head += [f"fault at {f.at:.3f}: {f.kind} {f.device} {f.seconds:.2f}" for f in self.schedule.faults]
+        for fault in self.schedule.faults:
+            after = f"{fault.at:.3f} s after step {fault.step}" if fault.step else f"at {1 + fault.at:.3f}"
+            head.append(f"fault {after}: {fault.kind} {fault.device} {fault.seconds:.2f}")
         again = f"again: python -m tests.simulation {self.schedule.seed}"
         return "\n".join([*head, *self.trace[-lines:], again])
 
@@ -175,7 +185,7 @@ class Cluster:
                     self.devices[name] = Device(world, self.watch, name)
                 world.after(0.3, self._coordinate)
                 for fault in plan.faults:
-                    world.at(1.0 + fault.at, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
+                    self._plan_fault(fault)
                 limit = 1.0 + plan.end_of_faults + PATIENCE
                 world.run(lambda: self.disk.result is not None, limit)
                 if not world.violations:
@@ -247,7 +257,7 @@ class Cluster:
             process = device.process
             if process is not None and process.session is not None:
                 keepers[name] = process.session._keeper
-        return really_kept(keepers, job)
+        return really_kept(keepers, self.watch.rebooted, job)
 
     # A person
 
@@ -269,6 +279,14 @@ class Cluster:
         self.world.after(0.5 + self.world.random.random(), attend)
 
     # Faults
+
+    def _plan_fault(self, fault: Fault) -> None:
+        world = self.world
+        if not fault.step:
+            world.at(1.0 + fault.at, lambda: self._strike(fault))
+            return
+        later = self.watch.at_step.setdefault(fault.step, [])
+        later.append(lambda: world.after(fault.at, lambda: self._strike(fault)))
 
     def _strike(self, fault: Fault) -> None:
         world = self.world

@@ -41,8 +41,10 @@ class Watch:
         self._completed: dict[Epoch, int] = {}
         self._saved = 0
         self._lost_since_durable: set[str] = set()
+        self.at_step: dict[int, list[Callable[[], object]]] = {}
+        """what happens as a device takes the so many-th step of the run"""
         self.rebooted: set[str] = set()
-        """devices that have lost their memory"""
+        """devices whose worker has died, perhaps without the coordinator's knowledge"""
 
     # Workers
 
@@ -67,6 +69,8 @@ class Watch:
         if key in self._stepped:
             self.world.violate(f"{me} steps round {number} twice in generation {generation}")
         self._stepped.add(key)
+        for do in self.at_step.pop(len(self._stepped), ()):
+            do()
         self.world.say(f"{me} steps round {number} of generation {plan.generation}")
 
     def state(self, runner: WatchedRunner, rounds: int) -> None:
@@ -92,6 +96,8 @@ class Watch:
         self.world.say(f"the worker of {device} fails: {error}")
         if any(str(error).startswith(f"{name} does not have the state") for name in self.rebooted):
             return  # it was back so soon that the coordinator could not know that its snapshots were gone
+        if device in self.rebooted and "to go on with a stage that it does not hold" in str(error):
+            return  # the same with its working state
         self.world.violate(f"the worker of {device} fails with {type(error).__name__}: {error}", error)
 
     def broken(self, reason: str) -> None:
@@ -189,10 +195,13 @@ class WatchedRunner(StageRunner):
         self.watch.state(self, self.rounds)
 
 
-def really_kept(keepers: dict[str, Any], job: Job) -> list[set[str]]:
-    """Which devices keep each layer's state after the durable round of a job, by what is in their memory."""
+def really_kept(keepers: dict[str, Any], died: set[str], job: Job) -> list[set[str]]:
+    """Which devices keep each layer's state after the durable round of a job, by what is in their memory.
+
+    What those have kept whose worker has died counts as long as the coordinator does not know better.
+    """
     assert job.plan is not None
-    held = []
+    held = [item for item in job.held if item.device in died and item.generation == job.durable_generation]
     for device, keeper in keepers.items():
         held += [
             Held(device=device, generation=s.generation, rounds=s.rounds, lo=s.lo, hi=s.hi)
