@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 PYTEST := $(BIN)/pytest -n $(JOBS) --dist worksteal -q -rs
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint unit slow planner-check predicted bench fmt docs layers clean
+.PHONY: help install demo test lint unit slow simulation planner-check predicted bench fmt docs layers clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -49,6 +49,11 @@ slow: $(STAMP) ## longer tests: the paper's models, hundreds of random plans, a 
 	ASTEROID_EXAMPLES=300 $(BIN)/pytest -q -rs --timeout 1800 -m slow tests
 	ASTEROID_EXAMPLES=300 ASTEROID_PLANS=20000 $(BIN)/pytest -q --timeout 1800 tests/equality/test_equality_property.py \
 	tests/property/test_schedule.py
+
+SCHEDULES ?= 5000
+SEED ?= 0
+simulation: $(STAMP) ## random schedules of failures in virtual time: make simulation SCHEDULES=5000 SEED=0 (a quarter of an hour)
+	$(BIN)/python -m tests.simulation --schedules $(SCHEDULES) --from $(SEED)
 
 planner-check: $(STAMP) ## planners against an exhaustive search on 2000 random small clusters (a quarter of an hour)
 	$(BIN)/python -m bench.planner_check --instances 2000

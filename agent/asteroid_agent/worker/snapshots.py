@@ -88,7 +88,9 @@ class Snapshots:
 
     def take(self, rounds: int) -> None:
         """Keep a snapshot, and send it to the backups and, if a checkpoint is due, to the coordinator."""
-        data = self._take(rounds, copies=rounds < self._a.rounds)
+        self._save(rounds, self._take(rounds, copies=rounds < self._a.rounds))
+
+    def _save(self, rounds: int, data: memoryview) -> None:
         if self._saved(rounds) and self._leads:
             tag = Tag(Kind.STATE, self._a.plan.generation, rounds, index=CHECKPOINT)
             self._link.send(COORDINATOR, tag, Tensor.of_bytes(data))

@@ -235,8 +235,11 @@ def _worker(job: Job, event: WorkerMoved) -> Answer:
         if event.state == "lost" and (event.agent, event.connection) not in job.connections:
             return job, []  # the late will of an older connection, or of a worker that this one has replaced
         return gone(job, DeviceGone(event.agent, event.reason or f"its worker is {event.state}"))
+    anew = event.state == "starting" and (event.agent, event.connection) not in job.connections
     others = tuple(c for c in job.connections if c[0] != event.agent)
     job = replace(job, connections=(*others, (event.agent, event.connection)))
+    if anew and _relied_on(job, event.agent):
+        return gone(job, DeviceGone(event.agent, "its worker was started anew"))
     if event.generation != job.generation:
         return job, []
     if event.state == "ready" and job.phase == "preparing" and event.agent in plan.devices:
@@ -247,12 +250,23 @@ def _worker(job: Job, event: WorkerMoved) -> Answer:
             free: list[Effect] = [Release(tuple(sorted(job.serving)))] if job.serving else []
             held = frozenset(item for item in job.held if item.device not in job.serving)
             job = replace(job, phase="running", live=True, halted=(), serving=frozenset(), held=held)
+            job = _secure(job, job.start_round)
             return job, [said, Feed(job.start_round), *free, *losses.hand_over(job)]
     return job, []
 
 
+def _relied_on(job: Job, agent: str) -> bool:
+    """Whether the job counts on something in the memory of this device's worker.
+
+    A device that is back before the broker has missed it has a new worker, and no will has told.
+    """
+    holds = any(item.device == agent for item in job.held)
+    return holds or agent in job.ready or job.phase in ("running", "halting")
+
+
 def _round(job: Job, event: RoundDone) -> Answer:
-    if job.plan is None or event.generation != job.generation or job.phase not in ("running", "halting"):
+    # A worker's first reports may overtake the word of another one that it is ready.
+    if job.plan is None or event.generation != job.generation or job.phase not in TRAINING:
         return job, []
     # A worker steps its rounds in order, so its last report speaks for those that were lost on the way.
     reported = {event.agent: event.round + 1} | dict(job.reported)
@@ -262,7 +276,7 @@ def _round(job: Job, event: RoundDone) -> Answer:
 
 
 def _finished(job: Job, event: WorkerFinished) -> Answer:
-    if event.generation != job.generation or job.phase != "running":
+    if event.generation != job.generation or job.phase not in ("preparing", "running"):
         return job, []
     return _end(replace(job, finished=job.finished | {event.agent}))
 
@@ -273,10 +287,20 @@ def _kept(job: Job, event: Kept) -> Answer:
         return job, []
     if job.phase not in TRAINING or held.device in left_out(job) or 0 < held.rounds <= job.abandoned:
         return job, []
-    job = replace(job, held=job.held | {held})
-    if held.rounds < job.durable or (held.generation, held.rounds) <= (job.durable_generation, job.durable):
-        return job, []
-    return (_durable(job, held.rounds), []) if secured(job.held, job.generation, held.rounds, plan) else (job, [])
+    return _secure(replace(job, held=job.held | {held}), held.rounds), []
+
+
+def _secure(job: Job, rounds: int) -> Job:
+    """Call a round durable if it is."""
+    if job.plan is None or _loading(job, rounds) or rounds < job.durable:
+        return job
+    newer = (job.generation, rounds) > (job.durable_generation, job.durable)
+    return _durable(job, rounds) if newer and secured(job.held, job.generation, rounds, job.plan) else job
+
+
+def _loading(job: Job, rounds: int) -> bool:
+    """Whether a device may still load the start round from snapshots that are forgotten as this one is durable."""
+    return job.phase == "preparing" and rounds <= job.start_round
 
 
 def _durable(job: Job, rounds: int) -> Job:
@@ -285,11 +309,14 @@ def _durable(job: Job, rounds: int) -> Job:
 
 
 def _checkpointed(job: Job, event: Checkpointed) -> Answer:
-    if event.rounds <= job.saved:
-        return job, []
-    job = replace(job, saved=event.rounds)
-    if event.generation == job.generation and event.rounds >= job.durable and job.phase in TRAINING:
+    fresh = event.rounds > job.saved
+    job = replace(job, saved=max(job.saved, event.rounds))
+    mine = event.generation == job.generation and event.rounds >= job.durable and job.phase in TRAINING
+    if mine and not _loading(job, event.rounds):
+        # Even if a late checkpoint of an older generation holds as much: the workers of this one wait for theirs.
         job = _durable(job, event.rounds)
+    if not fresh:
+        return job, []
     job, effects = _end(job)
     return job, [Say("checkpoint", f"round {event.rounds} is saved", {"round": event.rounds}), *effects]
 

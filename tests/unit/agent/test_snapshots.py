@@ -107,6 +107,17 @@ def test_the_start_round_is_kept_if_nobody_else_keeps_it(
     assert device.snapshots.room() == (not kept)
 
 
+@pytest.mark.parametrize("every", [0, 3])
+def test_if_no_round_is_left_the_leader_sends_the_checkpoint_that_the_coordinator_lacks(every: int) -> None:
+    device = _device("a", start_round=16, rounds=16, start_saved=False, snapshot_every=every)
+    assert device.port.of_kind(Kind.STATE) == [(COORDINATOR, Tag(Kind.STATE, 1, 16, index=CHECKPOINT))]
+    assert device.kept() == [("a", 1, 16)]
+    other = _device("c", start_round=16, rounds=16, start_saved=False, snapshot_every=every)
+    assert other.port.of_kind(Kind.STATE) == []
+    saved = _device("a", start_round=16, rounds=16, start_saved=True, snapshot_every=every)
+    assert saved.port.of_kind(Kind.STATE) == []
+
+
 def test_the_next_snapshot_waits_until_the_last_is_durable() -> None:
     device = _device("a")
     assert device.snapshots.room()

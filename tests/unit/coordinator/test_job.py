@@ -77,6 +77,62 @@ def test_it_is_done_when_all_have_finished_and_everything_is_durable() -> None:
     assert (job.phase, _kinds(effects)) == ("done", ["StopFeed", "Export", "Release"])
 
 
+def test_a_worker_with_nothing_left_to_do_may_finish_before_another_ones_ready_is_heard() -> None:
+    resumed: tuple[s.JobEvent, ...] = (s.Submitted("train", saved=10), *START[1:])
+    job, _ = play(s.Job("j"), *resumed, *ready("a"), s.WorkerFinished("a", 1))
+    assert job.phase == "preparing"
+    job, effects = play(job, *ready("b"), s.WorkerFinished("b", 1))
+    assert (job.phase, _kinds(effects)) == ("done", ["StopFeed", "Export", "Release"])
+
+
+def test_a_round_counts_although_its_report_overtakes_the_word_that_a_worker_is_ready() -> None:
+    job, _ = play(s.Job("j"), *START, *ready("a"), s.RoundDone("b", 1, 0))
+    assert (job.phase, job.completed) == ("preparing", 0)
+    job, _ = play(job, *ready("b"), s.RoundDone("a", 1, 0))
+    assert (job.phase, job.completed) == ("running", 1)
+
+
+def test_workers_do_not_wait_for_a_checkpoint_that_an_older_generation_has_made_already() -> None:
+    job, _ = play(s.Job("j"), *RUNNING, s.Checkpointed(2, 1), s.DeviceGone("b", "gone"))
+    job, _ = play(job, s.Planned(plan(2, "a", "c"), "replay"), *ready("a", 2), *ready("c", 2))
+    job, _ = play(job, s.Checkpointed(4, 1))
+    assert (job.phase, job.saved, job.durable) == ("running", 4, 2)
+    job, effects = play(job, s.Checkpointed(4, 2))
+    assert (job.saved, job.durable, job.durable_generation, effects) == (4, 4, 2, [])
+
+
+def test_a_worker_that_was_started_anew_has_lost_what_it_held_although_no_will_came() -> None:
+    again = s.WorkerMoved("b", "starting", 0, connection="another")
+    running, _ = play(s.Job("j"), *RUNNING, s.Kept(Held(device="b", generation=1, rounds=2, lo=0, hi=2), 1))
+    job, _ = play(running, again)
+    assert (job.phase, dict(job.excluded)) == ("planning", {"b": "its worker was started anew"})
+    assert not any(item.device == "b" for item in job.held)
+    preparing, _ = play(running, s.DeviceGone("a", "gone"), s.Planned(plan(2, "b", "c"), "replay"))
+    assert preparing.phase == "preparing"
+    job, _ = play(preparing, again)
+    assert (job.phase, dict(job.excluded)["b"]) == ("planning", "its worker was started anew")
+
+
+def test_the_first_words_of_a_worker_that_nobody_relies_on_yet_and_old_ones_that_come_again_mean_nothing() -> None:
+    job, _ = play(s.Job("j"), *START, s.WorkerMoved("b", "starting", 0, connection="c-b"))
+    job, _ = play(job, s.WorkerMoved("b", "starting", 0, connection="another"))
+    assert (job.phase, job.excluded) == ("preparing", ())
+    job, _ = play(s.Job("j"), *RUNNING, s.WorkerMoved("b", "starting", 0, connection="c-b"))
+    assert (job.phase, job.excluded) == ("running", ())
+
+
+def test_the_start_round_is_not_durable_again_before_all_have_loaded_it() -> None:
+    whole = Stage(lo=0, hi=2, shares=tuple(Share(device=d, samples=1) for d in "abc"), warm_up=1)
+    three = Plan(generation=2, stages=(whole,), micro_size=3, micro_count=1)
+    job, _ = play(s.Job("j"), *RUNNING, *(kept(d, 2, 0, 2) for d in "ab"), s.DeviceGone("b", "gone"))
+    job = replace(job, excluded=())
+    job, _ = play(job, s.Planned(three, "replay"), *ready("a", 2), *ready("b", 2))
+    job, _ = play(job, *(kept(d, 2, 0, 2, 2) for d in "ab"))
+    assert (job.phase, job.durable, job.durable_generation) == ("preparing", 2, 1)  # c may still ask for old copies
+    job, _ = play(job, *ready("c", 2))
+    assert (job.phase, job.durable, job.durable_generation) == ("running", 2, 2)
+
+
 LOSSES: list[s.JobEvent] = [
     s.WorkerMoved("b", "failed", 1, "out of memory"),
     s.WorkerMoved("b", "lost", 1, connection="c-b"),
