@@ -238,8 +238,8 @@ class Coordinator:
         for listener in self._listeners:
             listener.worker(fields["job"], status)
         if runner := self._jobs.get(fields["job"]):
-            moved = WorkerMoved(status.agent, status.state, status.generation, status.reason, status.connection)
-            runner.inbox.put(moved)
+            where = (status.agent, status.state, status.generation, status.reason, status.connection)
+            runner.inbox.put(WorkerMoved(*where, status.loading))
 
     def _on_agent_report(self, fields: Mapping[str, str], payload: bytes) -> None:
         report = _own(decode(Report, payload), fields)

@@ -22,7 +22,7 @@ from asteroid_core.errors import AsteroidError, BrokerError
 from asteroid_core.link.base import Broker, Connected, Disconnected, Message, Refused, Subscription, Will
 from asteroid_core.link.tensors import TensorLink, open_tensors
 from asteroid_core.wire import topics
-from asteroid_core.wire.messages import DataInfo, FieldInfo, ProfilePart, WorkerState, WorkerStatus, encode
+from asteroid_core.wire.messages import DataInfo, FieldInfo, Loading, ProfilePart, WorkerState, WorkerStatus, encode
 
 log = logging.getLogger("asteroid.worker")
 
@@ -36,7 +36,7 @@ class Shell:
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
         self._topic = topics.build("agent_worker", agent=config.agent, job=config.job)
-        self._said: tuple[WorkerState, int, str] = ("starting", 0, "")
+        self._said: tuple[WorkerState, int, str, Loading | None] = ("starting", 0, "", None)
         self._connection = ""
         self._stashed: list[tuple[str, bytes]] = []
         self.link: TensorLink = open_tensors(_broker(config), config.job, config.agent, will=self._will)
@@ -48,7 +48,9 @@ class Shell:
     def _will(self, connection: str) -> Will:
         return Will(self._topic, encode(self._status(connection, "lost", 0, "its connection broke")))
 
-    def _status(self, connection: str, state: WorkerState, generation: int, reason: str) -> WorkerStatus:
+    def _status(
+        self, connection: str, state: WorkerState, generation: int, reason: str, loading: Loading | None = None
+    ) -> WorkerStatus:
         return WorkerStatus(
             agent=self._config.agent,
             job=self._config.job,
@@ -57,11 +59,12 @@ class Shell:
             generation=generation,
             session=self._config.session,
             reason=reason,
+            loading=loading,
         )
 
-    def tell(self, state: WorkerState, generation: int, reason: str) -> None:
+    def tell(self, state: WorkerState, generation: int, reason: str, loading: Loading | None = None) -> None:
         """Publish the worker's retained state."""
-        self._said = (state, generation, reason)
+        self._said = (state, generation, reason, loading)
         while not self._connection:
             self._stashed += self.messages(0.1)
         self.link.publish(self._topic, encode(self._status(self._connection, *self._said)), retain=True, remember=False)

@@ -35,7 +35,7 @@ from asteroid_core.ids import COORDINATOR
 from asteroid_core.program import StageProgram
 from asteroid_core.rounds import RoundPlan, passes
 from asteroid_core.wire import topics
-from asteroid_core.wire.messages import Assignment, JobState, Report, decode, encode
+from asteroid_core.wire.messages import Assignment, JobState, Loading, Report, decode, encode
 
 log = logging.getLogger(__name__)
 
@@ -169,12 +169,13 @@ class Session:
         self._keeper.only(assignment.base)
         fetcher = Fetcher(assignment, self._link, self._keeper, snapshots, self._control)
         if assignment.live:
+            loading = Loading()
             program, backend = self._catch_up(assignment)
         else:
             self._stage = None
-            program, backend = self._load(assignment, fetcher)
+            program, backend, loading = self._load(assignment, fetcher)
         snapshots.begin(backend)
-        self._tell("ready", generation, "")
+        self._tell("ready", generation, "", loading)
         runner = StageRunner(
             assignment,
             program,
@@ -221,14 +222,18 @@ class Session:
         stage.runner.catch_up(assignment.start_round, assignment.scale)
         return stage.program, stage.backend
 
-    def _load(self, assignment: Assignment, fetcher: Fetcher) -> tuple[StageProgram, Backend]:
+    def _load(self, assignment: Assignment, fetcher: Fetcher) -> tuple[StageProgram, Backend, Loading]:
         """Fetch program and state, and load them."""
         program = fetcher.program(self._programs)
+        begin = self._clock.now()
         state = fetcher.state(program)
+        fetched = self._clock.now()
         if assignment.program_sha256 not in self._programs:
             check_answer(assignment.backend, program)
         self._programs = {assignment.program_sha256: program}
-        return program, open_backend(assignment.backend, program, state, assignment.optimizer, self._config.cores)
+        backend = open_backend(assignment.backend, program, state, assignment.optimizer, self._config.cores)
+        loading = Loading(fetched_bytes=fetcher.nbytes, fetch_s=fetched - begin, load_s=self._clock.now() - fetched)
+        return program, backend, loading
 
     def _report(self, message: Report) -> None:
         topic = topics.build("agent_report", agent=self._config.agent, job=self._config.job)
