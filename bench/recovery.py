@@ -5,8 +5,8 @@
 For each cluster and model, the product's planner makes one plan. Every run trains by that plan and, when the same round
 is completed, SIGKILLs all processes of the same device: of those that have a stage to themselves, the one with the
 heaviest stage, so that weights are missing. The coordinator's event ``recovered`` has the phases; how long the loss
-took to be noticed is measured here. ``heavy`` plans anew from the profiles, collects all weights at the coordinator and hands
-every device its whole stage; ``replay`` is the product's way. The two take turns.
+took to be noticed is measured here. ``heavy`` plans anew from the profiles, collects all weights at the coordinator and
+hands every device its whole stage; ``replay`` is the product's way. The two take turns.
 
 A run takes about a minute, so all of it about an hour and a half; three agents with one model, ten minutes.
 """

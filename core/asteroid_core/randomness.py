@@ -66,7 +66,7 @@ def _example(spec: TensorSpec) -> Array:
     fan = prod(spec.shape[1:]) if len(spec.shape) > 1 else 1
     values = _floats(spec.name, spec.shape, spec.dtype, 2.0 / np.sqrt(fan))
     if len(spec.shape) == 1 and "weight" in spec.name:
-        values += np.dtype(spec.dtype).type(1.0)  # of a normalisation
+        return np.asarray(values + np.dtype(spec.dtype).type(1.0))  # of a normalisation
     return values
 
 
