@@ -19,7 +19,7 @@ from tests.testbed.cluster import COORDINATOR, PORT, DeviceSpec, Testbed
 from asteroid_coordinator.cli.jobfile import read_job
 from asteroid_coordinator.client import Client, Heard
 from asteroid_coordinator.settings import Settings
-from asteroid_core.wire.messages import AgentStatus, Event, JobState, Metrics, PlanSummary, Report
+from asteroid_core.wire.messages import AgentStatus, Event, JobState, Metrics, PlanSummary, WorkerStatus
 
 MBIT = 100.0
 BYTES_PER_S = MBIT * 1e6 / 8
@@ -71,14 +71,16 @@ class Told:
         events: with the monotonic time of their arrival.
         plans: in the order of their generations.
         seconds: of completed rounds, by metrics.
-        resident: largest resident memory of each device's worker in MB, as it reports it.
+        steps: when the metrics of each round arrived.
+        loaded: bytes of state that each device was given for the first plan.
     """
 
     state: JobState | None = None
     events: list[tuple[float, Event]] = field(default_factory=list)
     plans: list[PlanSummary] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    resident: dict[str, float] = field(default_factory=dict)
+    steps: list[float] = field(default_factory=list)
+    loaded: dict[str, int] = field(default_factory=dict)
 
     def event(self, kind: str) -> tuple[float, Event] | None:
         """The first event of a kind."""
@@ -99,8 +101,9 @@ class Told:
             self.plans.append(message)
         elif isinstance(message, Metrics) and message.kind == "train" and message.seconds is not None:
             self.seconds.append(message.seconds)
-        elif isinstance(message, Report) and message.memory_mb is not None:
-            self.resident[message.agent] = max(message.memory_mb, self.resident.get(message.agent, 0.0))
+            self.steps.append(time.monotonic())
+        elif isinstance(message, WorkerStatus) and message.generation == 1 and message.loading is not None:
+            self.loaded[message.agent] = message.loading.fetched_bytes
 
 
 class Site:
@@ -157,7 +160,7 @@ class Site:
         spec = read_job(path)
         told = self._told[spec.name] = Told()
         self._client.watch(spec.name)
-        self._client.subscribe("agent_report", job=spec.name)
+        self._client.subscribe("agent_worker", job=spec.name)
         self._client.request(verb, job=spec.name, spec=spec)
         return told
 

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.emulated import BYTES_PER_S, MODELS, BenchError, Site, as_fixed, running, spread
+from bench.emulated import BYTES_PER_S, MODELS, BenchError, Site, Told, as_fixed, running, spread
 from tests.testbed.cluster import remove_leftovers, unavailable
 
 from asteroid_core.wire.messages import PlanSummary
@@ -34,7 +34,7 @@ WANTED = {"bert-small": 14.0, "mobilenet-v2": 5.0}
 """Heavy over replay, detection excluded."""
 TRANSFER, REST_S = 1.3, 1.0
 """Wanted of a replay: transfer over what the link needs for the bytes, and seconds of all the rest."""
-EVERY = {"bert-small": 12, "mobilenet-v2": 4}
+EVERY = 4
 """Rounds between snapshots."""
 AFTER = 2
 """Completed rounds between the durable round and the loss."""
@@ -100,27 +100,26 @@ def plan_of(site: Site, model: str, agents: int) -> PlanSummary:
     raise BenchError(f"no plan of {agents} devices has a stage of one device: {summary.text}")
 
 
-def victim_of(summary: PlanSummary) -> str:
+def victim_of(told: Told) -> str:
     """The device whose loss takes the only working copy of the most weights."""
-    alone = [stage for stage in summary.plan.stages if len(stage.shares) == 1]
-    memory = {m.device: m.need_mb for m in summary.memory}
-    return max(alone, key=lambda stage: (memory.get(stage.leader, 0.0), stage.lo)).leader
+    alone = [stage for stage in told.plans[-1].plan.stages if len(stage.shares) == 1]
+    return max(alone, key=lambda stage: (told.loaded.get(stage.leader, 0), stage.lo)).leader
 
 
 def run(site: Site, model: str, way: str, summary: PlanSummary, agents: int) -> Run:
     """Train, lose a device, recover."""
-    victim, every = victim_of(summary), EVERY[model]
-    replication = f'every = {every}\nrecovery = "{way}"\n'
+    replication = f'every = {EVERY}\nrecovery = "{way}"\n'
     path = site.job_file(model, rounds=100_000, plan=f'fixed = "{as_fixed(summary)}"', replication=replication)
     told = site.submit(path)
     site.until(told, partial(told.reached, "running"), "running", PLAN_S)
     site.until(
         told,
-        lambda: told.state is not None and told.state.durable >= every and told.state.completed >= every + AFTER,
+        lambda: told.state is not None and told.state.durable >= EVERY and told.state.completed >= EVERY + AFTER,
         "durable",
         ROUND_S,
     )
     assert told.state is not None
+    victim = victim_of(told)
     completed = told.state.completed
     killed = site.bed.kill(victim)
     site.until(told, lambda: told.event("recovered"), "recovered", RECOVERY_S)

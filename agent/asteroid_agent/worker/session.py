@@ -174,8 +174,8 @@ class Session:
         else:
             self._stage = None
             program, backend, loading = self._load(assignment, fetcher)
-        snapshots.begin(backend)
         self._tell("ready", generation, "", loading)
+        snapshots.begin(backend)  # the others need not wait for it: no weight changes before the first step
         runner = StageRunner(
             assignment,
             program,

@@ -8,12 +8,12 @@ from tests.unit.coordinator.test_job import plan
 from asteroid_coordinator.job import state as s
 from asteroid_coordinator.recovery import Recovered, Recoveries
 from asteroid_coordinator.stock import StatePart
-from asteroid_core.wire.messages import Loading
+from asteroid_core.wire.messages import JobPhase, Loading
 
 MOVES = ({"from": "c", "to": "a", "lo": 1, "hi": 2},)
 
 
-def job(phase: s.JobPhase, generation: int = 1, completed: int = 8, heavy: bool = False) -> s.Job:
+def job(phase: JobPhase, generation: int = 1, completed: int = 8, heavy: bool = False) -> s.Job:
     return s.Job("j", phase=phase, generation=generation, completed=completed, plan=plan(1, "a", "b"), heavy=heavy)
 
 
