@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from asteroid_coordinator.job.state import Job
+from asteroid_coordinator.recovery import Recoveries
 from asteroid_coordinator.store import Store
 from asteroid_core.wire import topics
 from asteroid_core.wire.messages import Event, JobState, Message, Metrics, encode
@@ -21,6 +22,7 @@ class Narrator:
     def __init__(self, job: str, store: Store, publish: Publish) -> None:
         self._job, self._store, self._publish = job, store, publish
         self._retained: set[str] = set()
+        self._recoveries = Recoveries()
         self.state = JobState(job=job, phase="new")
 
     def keep(self, key: str, message: Message, **fields: str) -> None:
@@ -39,6 +41,17 @@ class Narrator:
         if topic in self._retained:
             self._retained.remove(topic)
             self._publish(topic, b"", True)
+
+    def heard(self, item: object) -> None:
+        """Something has come for the job that the story of a recovery may need."""
+        self._recoveries.heard(item, time.monotonic())
+
+    def passed(self, job: Job) -> None:
+        """A step is done: tell where the job is, and of a recovery that is over with it."""
+        self.tell_state(job)
+        over = self._recoveries.passed(job, time.monotonic())
+        if over is not None:
+            self.event("recovered", over.text, over.data())
 
     def tell_state(self, job: Job, model_file: str = "") -> None:
         """Publish where the job is, if that is new, and keep it in the store."""
@@ -65,6 +78,7 @@ class Narrator:
 
     def event(self, kind: str, text: str, data: Mapping[str, Any] | None = None) -> None:
         """Write down and publish one line."""
+        self._recoveries.said(kind, data or {}, time.monotonic())
         at = time.time()
         body = {"kind": kind, "text": text, "at": at, "data": dict(data or {})}
         seq = self._store.append(self._job, body)

@@ -16,7 +16,7 @@ from asteroid_coordinator.planner.costing import costs_of, memory_of
 from asteroid_coordinator.planner.fixed import named
 from asteroid_coordinator.planner.problem import Problem, Site, Tied, Wishes
 from asteroid_coordinator.planner.replay import HORIZON, lighter, replay
-from asteroid_coordinator.replication import KEPT, replicate
+from asteroid_coordinator.replication import KEPT, copies_mb, replicate
 from asteroid_core.costs import FeedCost, Network
 from asteroid_core.data.source import Field
 from asteroid_core.errors import InputError, PlanError
@@ -129,7 +129,9 @@ def plan_job(
         else:
             made = Outcome(plan, costs_of(plan, problem), memory_of(plan, problem))
         kept = replicate(problem, made.plan, spec.replication if problem.snapshots > 1 else _OFF)
-        return PlannedJob(replace(made, plan=kept.plan), kept.every, used, kept.note)
+        copies = copies_mb(problem, kept.plan)
+        memory = {name: (need + copies.get(name, 0.0), lent) for name, (need, lent) in made.memory.items()}
+        return PlannedJob(replace(made, plan=kept.plan, memory=memory), kept.every, used, kept.note)
 
     try:
         return make(problem)

@@ -73,6 +73,15 @@ def replicate(problem: Problem, plan: Plan, spec: ReplicationSpec) -> Replicated
     return _interval(problem, backed, spec)
 
 
+def copies_mb(problem: Problem, plan: Plan) -> dict[str, float]:
+    """Megabytes of other devices' snapshots that each backup keeps, beside what its own stage needs."""
+    out: dict[str, float] = {}
+    for stage in plan.stages:
+        for backup in stage.backups:
+            out[backup] = out.get(backup, 0.0) + KEPT * _state(problem, stage) / 1e6
+    return out
+
+
 def _state(problem: Problem, stage: Stage) -> int:
     return problem.sums.state(stage.lo, stage.hi, problem.optimizer)
 

@@ -188,6 +188,7 @@ class JobRunner(threading.Thread):
         return alive(record, self._shell.workers(self.spec.name), present)
 
     def _take(self, item: JobEvent | StatePart | Question | Report) -> None:
+        self.narrator.heard(item)
         if isinstance(item, StatePart | Question):
             self._guard(partial(self._exchange, item))
             return
@@ -210,7 +211,7 @@ class JobRunner(threading.Thread):
                 break
         if before not in ENDED and self.job.phase in ENDED:
             self._drop_assignments()
-        self.narrator.tell_state(self.job)
+        self.narrator.passed(self.job)
 
     def _guard(self, do: Callable[[], None]) -> bool:
         """Do something; what goes wrong ends the job with its sentence, the service and other jobs go on."""

@@ -52,6 +52,8 @@ log = logging.getLogger(__name__)
 
 STORY, STORY_BYTES = 100, 10_000
 """Lines of a job's story in an answer, and their length: an answer is one control message."""
+RECOVERIES = 5
+"""Recoveries that such an answer has in any case."""
 
 _AGENT_TOPICS = (
     "agent_status",
@@ -264,8 +266,8 @@ class Coordinator:
                 listener.worker(fields["job"], status)
         # One of an earlier run says nothing; its supervisor replaces it when the job needs the device.
         if (runner := self._jobs.get(fields["job"])) and status.session == runner.run_id:
-            moved = WorkerMoved(status.agent, status.state, status.generation, status.reason, status.connection)
-            runner.inbox.put(moved)
+            where = (status.agent, status.state, status.generation, status.reason, status.connection)
+            runner.inbox.put(WorkerMoved(*where, status.loading))
 
     def _on_agent_report(self, fields: Mapping[str, str], payload: bytes) -> None:
         report = _own(decode(Report, payload), fields)
@@ -348,9 +350,11 @@ class Coordinator:
 
     def _status(self, name: str) -> dict[str, Any]:
         """Where a job is, and the last lines of its story, as many as one message holds."""
-        story = [{"job": name, "seq": e.seq, **e.body} for e in self._store.events(name)[-STORY:]]
-        while len(json.dumps(story)) > STORY_BYTES:
-            story = story[1:]
+        whole = [{"job": name, "seq": e.seq, **e.body} for e in self._store.events(name)]
+        recoveries = [e for e in whole if e["kind"] == "recovered"][-RECOVERIES:]
+        story = [*(e for e in recoveries if e not in whole[-STORY:]), *whole[-STORY:]]
+        while len(json.dumps(story)) > STORY_BYTES:  # the oldest goes first, what tells of a recovery last
+            story.remove(next((e for e in story if e not in recoveries), story[0]))
         return {**self._store.state(name), "events": story}
 
     def _running(self, name: str) -> JobRunner:

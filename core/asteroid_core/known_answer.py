@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import numpy as np
 import torch
 from torch import nn
@@ -20,7 +23,7 @@ TOLERANCE = {"float64": 1e-9, "float32": 2e-3}
 def run_example(program: StageProgram, rows: int, device: torch.device | None = None) -> list[Answer]:
     """Run the program on its seeded example and summarise outputs, loss and gradients of inputs and parameters."""
     where = device or torch.device("cpu")
-    made = {name: torch.from_numpy(np.array(value)).to(where) for name, value in example_state(program).items()}
+    made = {name: torch.from_numpy(value).to(where) for name, value in example_state(program).items()}
     trained = {spec.name for spec in program.params}
     tensors = {name: nn.Parameter(value) if name in trained else value for name, value in made.items()}
     module = rebuild(program, tensors, where, train=True)
@@ -44,16 +47,23 @@ def run_example(program: StageProgram, rows: int, device: torch.device | None = 
         if leaf.grad is not None:
             answers.append(_summary(f"gradient of {port.name}", leaf.grad))
     total = [tensors[s.name].grad for s in program.params]
-    flat = [g.reshape(-1) for g in total if g is not None]
-    if flat:
-        answers.append(_summary("gradient of the weights", torch.cat(flat)))
+    gradients = [g for g in total if g is not None]
+    if gradients:
+        answers.append(_summary("gradient of the weights", *gradients))
     return answers
 
 
-def _summary(name: str, tensor: torch.Tensor) -> Answer:
-    flat = tensor.detach().reshape(-1).to("cpu", torch.float64)
-    places = torch.linspace(0, max(0, flat.numel() - 1), min(VALUES, flat.numel()), dtype=torch.float64).long()
-    return Answer(name=name, norm=float(flat.norm()), values=tuple(float(v) for v in flat[places]))
+def _summary(name: str, *tensors: torch.Tensor) -> Answer:
+    """Of tensors laid end to end, without laying them so: they may be a large part of a device's memory."""
+    flat = [tensor.detach().reshape(-1) for tensor in tensors]
+    ends = list(itertools.accumulate(piece.numel() for piece in flat))
+    places = np.linspace(0, max(0, ends[-1] - 1), min(VALUES, ends[-1])).astype(int)
+    found = [next((piece, at - end) for piece, end in zip(flat, ends, strict=True) if at < end) for at in places]
+    return Answer(
+        name=name,
+        norm=math.hypot(*(float(torch.linalg.vector_norm(piece)) for piece in flat)),
+        values=tuple(float(piece[at]) for piece, at in found),
+    )
 
 
 def verify(program: StageProgram, device: torch.device | None = None) -> None:

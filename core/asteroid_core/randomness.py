@@ -38,12 +38,19 @@ def dropout_mask(
     return out.reshape(len(samples), *dropout.shape)
 
 
+PATTERN = 65_521
+"""Numbers drawn for one tensor. A prime, so that rows of a matrix begin at different places of the pattern."""
+
+
 def _generator(name: str) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=zlib.crc32(name.encode())))
 
 
-def _floats(name: str, shape: tuple[int, ...], dtype: str) -> Array:
-    return np.asarray(_generator(name).random(shape) - 0.5, dtype)
+def _floats(name: str, shape: tuple[int, ...], dtype: str, scale: float = 1.0) -> Array:
+    """Seeded numbers around zero; large tensors repeat a pattern, since drawing millions would delay a recovery."""
+    count = prod(shape)
+    drawn = (_generator(name).random(min(count, PATTERN)) - 0.5) * scale
+    return np.resize(np.asarray(drawn, dtype), count).reshape(shape)
 
 
 def example_state(program: StageProgram) -> dict[str, Array]:
@@ -57,9 +64,10 @@ def _example(spec: TensorSpec) -> Array:
     if spec.role == "statistic":
         return np.ones(spec.shape, spec.dtype) if spec.name.endswith("var") else np.zeros(spec.shape, spec.dtype)
     fan = prod(spec.shape[1:]) if len(spec.shape) > 1 else 1
-    values = _floats(spec.name, spec.shape, spec.dtype) * np.dtype(spec.dtype).type(2.0 / np.sqrt(fan))
-    base = np.dtype(spec.dtype).type(1.0 if len(spec.shape) == 1 and "weight" in spec.name else 0.0)
-    return np.asarray(values + base)
+    values = _floats(spec.name, spec.shape, spec.dtype, 2.0 / np.sqrt(fan))
+    if len(spec.shape) == 1 and "weight" in spec.name:
+        return np.asarray(values + np.dtype(spec.dtype).type(1.0))  # of a normalisation
+    return values
 
 
 def example_inputs(program: StageProgram, rows: int) -> list[Tensor]:

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from asteroid_core.wire.inbox import Received
+from asteroid_core.wire.messages import Loading
 from asteroid_core.wire.tensor import Kind, Tag, Tensor
 
 
@@ -56,10 +57,12 @@ class ScriptedShell:
     control: deque[tuple[str, bytes]] = field(default_factory=deque)
     told: list[tuple[str, int, str]] = field(default_factory=list)
     published: list[tuple[str, bytes]] = field(default_factory=list)
+    loading: Loading | None = None
     patience: int = 50
 
-    def tell(self, state: str, generation: int, reason: str) -> None:
+    def tell(self, state: str, generation: int, reason: str, loading: Loading | None = None) -> None:
         """Keep it."""
+        self.loading = loading or self.loading
         self.told.append((state, generation, reason))
 
     def publish(self, topic: str, payload: bytes, retain: bool = False) -> None:

@@ -10,6 +10,7 @@ one left behind can be found (``remove_leftovers``).
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import re
@@ -21,7 +22,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -161,6 +163,23 @@ class Testbed:
         """Run a command on a host to its end."""
         return subprocess.run(self._inside(host, command), capture_output=True, text=True, timeout=timeout, check=False)
 
+    @contextmanager
+    def inside(self, host: str) -> Iterator[None]:
+        """What this thread opens in the block, and threads that it starts there, use the host's network."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        with open("/proc/thread-self/ns/net") as home, open(f"/run/netns/{self.hosts[host].namespace}") as there:
+            _enter(libc, there.fileno())
+            try:
+                yield
+            finally:
+                _enter(libc, home.fileno())
+
+    def kill(self, device: str) -> float:
+        """SIGKILL every process of a host at once, as a power failure would; returns when, by the monotonic clock."""
+        at = time.monotonic()
+        _kill_all(self.hosts[device].namespace)
+        return at
+
     def _inside(self, host: str, command: Sequence[str]) -> list[str]:
         quota = self._quotas.get(host)
         entering = "".join(f"echo $$ > {shlex.quote(str(file))} && " for file in (quota.files if quota else []))
@@ -248,6 +267,11 @@ class Testbed:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         self._before.clear()
+
+
+def _enter(libc: ctypes.CDLL, namespace: int) -> None:
+    if libc.setns(namespace, 0):
+        raise TestbedError(f"setns: {os.strerror(ctypes.get_errno())}")
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

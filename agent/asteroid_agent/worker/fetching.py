@@ -46,6 +46,8 @@ class Fetcher:
         )  # fmt: skip
         self.early: list[Received] = []
         """Tensors of the first rounds that came meanwhile."""
+        self.nbytes = 0
+        """State that came from others."""
 
     def program(self, have: dict[str, StageProgram]) -> StageProgram:
         """Return the program that the assignment names: one of ``have`` (by hash), or the coordinator's.
@@ -83,6 +85,7 @@ class Fetcher:
         while wanted:
             received = self._await(Kind.STATE, wanted)
             names = wanted.pop(received.src)
+            self.nbytes += received.tensor.nbytes
             # Views of the buffer that came: it lives as long as they do.
             state.update(self._complete(received.src, names, of_names(unpack(received.tensor.data), names)))
             self._link.release(received)

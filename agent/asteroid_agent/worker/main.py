@@ -32,7 +32,16 @@ from asteroid_core.link.base import (
 )
 from asteroid_core.link.tensors import TensorLink, open_tensors
 from asteroid_core.wire import topics
-from asteroid_core.wire.messages import Beat, DataInfo, FieldInfo, ProfilePart, WorkerState, WorkerStatus, encode
+from asteroid_core.wire.messages import (
+    Beat,
+    DataInfo,
+    FieldInfo,
+    Loading,
+    ProfilePart,
+    WorkerState,
+    WorkerStatus,
+    encode,
+)
 
 log = logging.getLogger("asteroid.worker")
 
@@ -46,7 +55,7 @@ class Shell:
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
         self._topic = topics.build("agent_worker", agent=config.agent, job=config.job)
-        self._said: tuple[WorkerState, int, str] = ("starting", 0, "")
+        self._said: tuple[WorkerState, int, str, Loading | None] = ("starting", 0, "", None)
         self._connection = ""
         self.spoken = ""
         """The connection of the last status said."""
@@ -61,7 +70,9 @@ class Shell:
     def _will(self, connection: str) -> Will:
         return Will(self._topic, encode(self._status(connection, "lost", 0, "its connection broke")))
 
-    def _status(self, connection: str, state: WorkerState, generation: int, reason: str) -> WorkerStatus:
+    def _status(
+        self, connection: str, state: WorkerState, generation: int, reason: str, loading: Loading | None = None
+    ) -> WorkerStatus:
         return WorkerStatus(
             agent=self._config.agent,
             job=self._config.job,
@@ -70,11 +81,12 @@ class Shell:
             generation=generation,
             session=self._config.session,
             reason=reason,
+            loading=loading,
         )
 
-    def tell(self, state: WorkerState, generation: int, reason: str) -> None:
+    def tell(self, state: WorkerState, generation: int, reason: str, loading: Loading | None = None) -> None:
         """Publish the worker's retained state."""
-        self._said = (state, generation, reason)
+        self._said = (state, generation, reason, loading)
         while not self._connection:
             self._stashed += self.messages(0.1)
         self.link.publish(self._topic, encode(self._status(self._connection, *self._said)), retain=True, remember=False)

@@ -36,7 +36,16 @@ from asteroid_core.ids import COORDINATOR
 from asteroid_core.program import StageProgram
 from asteroid_core.rounds import RoundPlan, passes
 from asteroid_core.wire import topics
-from asteroid_core.wire.messages import NO_STAGE, Assignment, CoordinatorStatus, JobState, Report, decode, encode
+from asteroid_core.wire.messages import (
+    NO_STAGE,
+    Assignment,
+    CoordinatorStatus,
+    JobState,
+    Loading,
+    Report,
+    decode,
+    encode,
+)
 
 log = logging.getLogger(__name__)
 
@@ -197,11 +206,12 @@ class Session:
             return  # the others ask, until the supervisor ends this process
         fetcher = Fetcher(assignment, self._link, self._keeper, snapshots, self._control)
         if assignment.live:
+            loading = Loading()
             program, backend = self._catch_up(assignment)
         else:
-            program, backend = self._load(assignment, fetcher)
-        snapshots.begin(backend)
-        self._tell("ready", generation, "")
+            program, backend, loading = self._load(assignment, fetcher)
+        self._tell("ready", generation, "", loading)
+        snapshots.begin(backend)  # the others need not wait for it: no weight changes before the first step
         runner = StageRunner(
             assignment,
             program,
@@ -262,18 +272,22 @@ class Session:
         stage.runner.catch_up(assignment.start_round, assignment.scale)
         snapshots.give_away(stage.backend, stage.generation, stage.program.lo, stage.program.hi)
 
-    def _load(self, assignment: Assignment, fetcher: Fetcher) -> tuple[StageProgram, Backend]:
+    def _load(self, assignment: Assignment, fetcher: Fetcher) -> tuple[StageProgram, Backend, Loading]:
         """Fetch program and state, and load them; a stage that stays where it is is not loaded again."""
         stage = self._stage
         if assignment.moved and stage is not None and stage.sha256 == assignment.program_sha256:
-            return stage.program, stage.backend
+            return stage.program, stage.backend, Loading()
         self._stage = None
         program = fetcher.program(self._programs)
+        begin = self._clock.now()
         state = fetcher.state(program)
+        fetched = self._clock.now()
         if assignment.program_sha256 not in self._programs:
             check_answer(assignment.backend, program)
         self._programs = {assignment.program_sha256: program}
-        return program, open_backend(assignment.backend, program, state, assignment.optimizer, self._config.cores)
+        backend = open_backend(assignment.backend, program, state, assignment.optimizer, self._config.cores)
+        loading = Loading(fetched_bytes=fetcher.nbytes, fetch_s=fetched - begin, load_s=self._clock.now() - fetched)
+        return program, backend, loading
 
     def _report(self, message: Report) -> None:
         if message.kind == "kept":

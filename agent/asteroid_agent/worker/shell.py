@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from asteroid_core.wire.messages import WorkerState
+from asteroid_core.wire.messages import Loading, WorkerState
 
 
 class WorkerShell(Protocol):
     """What a session needs of the process around it."""
 
-    def tell(self, state: WorkerState, generation: int, reason: str) -> None:
+    def tell(self, state: WorkerState, generation: int, reason: str, loading: Loading | None = None) -> None:
         """Publish the worker's retained state."""
 
     def publish(self, topic: str, payload: bytes) -> None:

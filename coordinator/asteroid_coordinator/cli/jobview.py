@@ -11,6 +11,8 @@ from asteroid_core.plan import Plan
 from asteroid_core.wire.messages import Event, JobPhase, JobState, Message, Metrics, PlanSummary
 
 ENDED: frozenset[JobPhase] = frozenset({"done", "failed", "stopped"})
+RECOVERED = "recovered"
+"""Kind of the event in which the coordinator tells how a recovery went."""
 _KEPT = 2000
 """Rounds whose times and losses are kept: enough for a median and a curve, and bounded."""
 
@@ -29,6 +31,7 @@ class JobView:
         losses: of the last rounds.
         seconds: round times of the plan in force, without the first round (it warms caches up).
         events: last lines of the story.
+        recoveries: those that tell of a recovery that is over.
     """
 
     job: str
@@ -40,6 +43,7 @@ class JobView:
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=200))
+    recoveries: deque[Event] = field(default_factory=lambda: deque(maxlen=20))
     _fresh_plan: bool = True
 
     def take(self, message: Message) -> None:
@@ -54,6 +58,8 @@ class JobView:
         elif isinstance(message, Event):
             if not any(e.seq == message.seq and e.at == message.at for e in self.events):
                 self.events.append(message)
+                if message.kind == RECOVERED:
+                    self.recoveries.append(message)
         elif isinstance(message, Metrics):
             self._metrics(message)
 
@@ -133,4 +139,5 @@ class JobView:
             "measured_round_s": self.measured_s,
             "plan": plan.describe() if plan else None,
             "model_file": state.model_file if state else "",
+            "recoveries": [event.data for event in self.recoveries],
         }

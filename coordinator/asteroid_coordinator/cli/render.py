@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from asteroid_coordinator.cli.jobview import JobView
+from asteroid_coordinator.cli.jobview import RECOVERED, JobView
 from asteroid_coordinator.cli.text import bar, clean, curve, duration, megabytes, percent
 from asteroid_coordinator.cluster.registry import Device
 from asteroid_core import PROTOCOL
@@ -144,6 +144,44 @@ def jobs_table(jobs: Iterable[Mapping[str, Any]]) -> Table:
     return made
 
 
+def recoveries_table(story: Iterable[Event]) -> Table | None:
+    """One row a recovery: what was lost, what moved from whom to whom, how long each part took; None without any."""
+    columns = ("LOST", "WAY", "ROUND", "MOVED", "PLAN", "MOVE", "RESTORE", "AGAIN", "IN ALL")
+    made = table(*columns, "LAYERS", right=columns[2:])
+    for event in story:
+        if event.kind == RECOVERED:
+            facts = event.data
+            seconds = {name: duration(_number(facts, f"{name}_s")) for name in ("move", "restore", "again", "total")}
+            made.add_row(
+                clean(", ".join(map(str, facts.get("devices", ())))),
+                clean(facts.get("way", "")),
+                clean(facts.get("round", "-")),
+                f"{_number(facts, 'moved_bytes') / 1e6:.1f} MB",
+                duration(sum(_number(facts, f"{name}_s") for name in ("halt", "plan", "build"))),
+                seconds["move"],
+                seconds["restore"],
+                f"{clean(facts.get('again', 0))} in {seconds['again']}" if facts.get("again") else "-",
+                seconds["total"],
+                Text(clean(moves_text(facts.get("moves", ())) or "none"), overflow="ellipsis"),
+            )
+    return made if made.row_count else None
+
+
+def moves_text(moves: Sequence[Mapping[str, Any]]) -> str:
+    """``0-3 pi-1 to pi-2, 4 pi-1 to pi-3``: which layers went from whom to whom."""
+    out = []
+    for move in moves:
+        lo, last = int(move.get("lo", 0)), int(move.get("hi", 1)) - 1
+        out.append(f"{lo}-{last} " if last > lo else f"{lo} ")
+        out[-1] += f"{move.get('from', '?')} to {move.get('to', '?')}"
+    return ", ".join(out)
+
+
+def _number(facts: Mapping[str, Any], name: str) -> float:
+    value = facts.get(name, 0.0)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
 def event_line(event: Event) -> str:
     """``12:03:04  text``; the time is the coordinator's."""
     return f"{time.strftime('%H:%M:%S', time.localtime(event.at))}  {clean(event.text)}"
@@ -204,6 +242,8 @@ def live_view(view: JobView, events: int = 6) -> RenderableType:
                 line.append_text(Text.assemble((bar(busy[number]), "cyan"), f" {busy[number] * 100:3.0f} % busy  "))
             line.append(names)
             rows.append(line)
+    if view.recoveries and view.recoveries[-1] not in list(view.events)[-events:]:
+        rows.append(Text("  " + event_line(view.recoveries[-1]), style="yellow", overflow="ellipsis", no_wrap=True))
     for event in list(view.events)[-events:]:
         rows.append(Text("  " + event_line(event), style="dim", overflow="ellipsis", no_wrap=True))
     return Group(*rows)
@@ -228,6 +268,8 @@ def result_table(view: JobView) -> Table:
     if facts["measured_round_s"] is not None or facts["predicted_round_s"] is not None:
         predicted, measured = duration(facts["predicted_round_s"]), duration(facts["measured_round_s"])
         row("round time", f"predicted {predicted}, measured {measured} (median)")
+    for event in view.recoveries:
+        row("recovery", event.text)
     row("plan", facts["plan"])
     row("model file", facts["model_file"])
     return made

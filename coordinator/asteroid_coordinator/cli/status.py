@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 
 from asteroid_coordinator.cli.common import Ui
+from asteroid_coordinator.cli.jobview import RECOVERED
 from asteroid_coordinator.cli.local import jobs_source
-from asteroid_coordinator.cli.render import event_line, jobs_table
+from asteroid_coordinator.cli.render import event_line, jobs_table, recoveries_table
 from asteroid_coordinator.cli.session import found_coordinator
 from asteroid_coordinator.cli.stop import JobName
 from asteroid_coordinator.cli.train import finish, follow
@@ -39,9 +41,13 @@ def status(
     with jobs_source(ui) as source:
         facts, story = source.state(name), source.story(name)
     if ui.json:
-        ui.data({**facts, "events": [e.model_dump(mode="json", by_alias=True) for e in story]})
+        recoveries = [e.data for e in story if e.kind == RECOVERED]
+        events = [e.model_dump(mode="json", by_alias=True) for e in story]
+        ui.data({**facts, "recoveries": recoveries, "events": events})
         return
-    ui.show(jobs_table([facts]), *_more(facts), *(event_line(e) for e in story))
+    recovered = recoveries_table(story)
+    shown: list[RenderableType] = ["", "Recoveries", recovered, ""] if recovered is not None else []
+    ui.show(jobs_table([facts]), *_more(facts), *shown, *(event_line(e) for e in story))
 
 
 def _more(facts: dict[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from asteroid_core.held import Held, Source
 from asteroid_core.plan import Plan
-from asteroid_core.wire.messages import JobPhase
+from asteroid_core.wire.messages import JobPhase, Loading
 
 Mode = Literal["train", "plan", "profile"]
 
@@ -157,6 +157,7 @@ class WorkerMoved:
     generation: int
     reason: str = ""
     connection: str = ""
+    loading: Loading | None = None
 
 
 @dataclass(frozen=True)

@@ -239,7 +239,10 @@ class Inbox:
         else:
             pool = self._open(src, status.pool, status.session)
             if pool is not None:
-                self._want(pool, status.transfers)
+                # The question came behind all that was sent before it. What the sender has sent since is under way:
+                # to ask for it would double the load of a link that is merely slow.
+                if pool.landed < status.sent:
+                    self._want(pool, status.transfers)
                 self._mark(pool)
 
     def _want(self, pool: _Pool, transfers: int) -> None:

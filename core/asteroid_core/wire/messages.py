@@ -125,6 +125,17 @@ class Reply(Message):
     reason: str = ""
 
 
+class Loading(Frozen):
+    """What a worker did to be ready."""
+
+    fetched_bytes: int = Field(default=0, ge=0)
+    """state that came from others"""
+    fetch_s: Figure = 0.0
+    """from the first question for state to the last answer"""
+    load_s: Figure = 0.0
+    """the known-answer test, and state and program into the engine"""
+
+
 class WorkerStatus(Message):
     """Birth and last will of a worker."""
 
@@ -136,6 +147,8 @@ class WorkerStatus(Message):
     session: str = ""
     """the run of the job (of a measurement: the coordinator's start) that asked for it"""
     reason: str = ""
+    loading: Loading | None = None
+    """of ``ready``"""
 
 
 class Report(Message):
